@@ -1,0 +1,156 @@
+package config_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"oncewatch/collectors/config"
+)
+
+type app struct {
+	ConfigFile config.FileFlag `name:"config.file"`
+	Kafka      struct {
+		Brokers   []string
+		Group     string `default:".*"`
+		MaxGroups int    `default:"1000"`
+	} `embed:"" prefix:"kafka."`
+	Poll struct {
+		Interval time.Duration `default:"15s"`
+	} `embed:"" prefix:"poll."`
+	Keep map[string]string `name:"postgres.retention"`
+}
+
+func parse(t *testing.T, yaml string, args ...string) (app, *config.Loaded, error) {
+	t.Helper()
+	if yaml != "" {
+		path := filepath.Join(t.TempDir(), "oncewatch.yml")
+		if err := os.WriteFile(path, []byte(yaml), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config.file="+path)
+	}
+	var a app
+	loaded := &config.Loaded{}
+	parser, err := kong.New(&a, append(config.Options("ONCEWATCH"), kong.Bind(loaded))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = parser.Parse(args)
+	return a, loaded, err
+}
+
+func TestFlagWinsOverEnvironmentWinsOverFile(t *testing.T) {
+	const file = "kafka:\n  max-groups: 1\n"
+	got, _, err := parse(t, file)
+	if err != nil || got.Kafka.MaxGroups != 1 {
+		t.Fatalf("file: %d, %v", got.Kafka.MaxGroups, err)
+	}
+	t.Setenv("ONCEWATCH_KAFKA_MAX_GROUPS", "2")
+	if got, _, err = parse(t, file); err != nil || got.Kafka.MaxGroups != 2 {
+		t.Errorf("environment over file: %d, %v", got.Kafka.MaxGroups, err)
+	}
+	if got, _, err = parse(t, file, "--kafka.max-groups=3"); err != nil || got.Kafka.MaxGroups != 3 {
+		t.Errorf("flag over both: %d, %v", got.Kafka.MaxGroups, err)
+	}
+}
+
+func TestFileFromTheEnvironment(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f.yml")
+	if err := os.WriteFile(path, []byte("poll.interval: 1d\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("ONCEWATCH_CONFIG_FILE", path)
+	got, _, err := parse(t, "")
+	if err != nil || got.Poll.Interval != 24*time.Hour {
+		t.Errorf("poll.interval = %v, %v", got.Poll.Interval, err)
+	}
+}
+
+// case K21: a comma inside an expression survives all three ways.
+func TestCommaInAnExpression(t *testing.T) {
+	const want = "a{1,2}|b,c"
+	got, _, err := parse(t, "kafka: {group: '"+want+"'}\n")
+	if err != nil || got.Kafka.Group != want {
+		t.Errorf("file: %q, %v", got.Kafka.Group, err)
+	}
+	if got, _, err = parse(t, "", "--kafka.group="+want); err != nil || got.Kafka.Group != want {
+		t.Errorf("flag: %q, %v", got.Kafka.Group, err)
+	}
+	t.Setenv("ONCEWATCH_KAFKA_GROUP", want)
+	if got, _, err = parse(t, ""); err != nil || got.Kafka.Group != want {
+		t.Errorf("environment: %q, %v", got.Kafka.Group, err)
+	}
+}
+
+func TestFileShapes(t *testing.T) {
+	got, loaded, err := parse(t, `
+kafka.brokers: [a:1, b:2]
+postgres:
+  retention:
+    ledger.writer: 8d
+stores:
+  - poll.interval: 1m
+  - poll: {interval: 2m}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Join(got.Kafka.Brokers, " ") != "a:1 b:2" || got.Keep["ledger.writer"] != "8d" {
+		t.Errorf("got %+v", got)
+	}
+	var intervals []time.Duration
+	for _, s := range loaded.File.List("stores") {
+		var one app
+		if err := s.Decode(&one, config.Options("IGNORED")...); err != nil {
+			t.Fatal(err)
+		}
+		if one.Kafka.MaxGroups != 1000 {
+			t.Errorf("a list entry has no defaults: %+v", one)
+		}
+		intervals = append(intervals, one.Poll.Interval)
+	}
+	if len(intervals) != 2 || intervals[0] != time.Minute || intervals[1] != 2*time.Minute {
+		t.Errorf("stores: %v", intervals)
+	}
+}
+
+func TestMistakesNameTheirLine(t *testing.T) {
+	for yaml, want := range map[string]string{
+		"kafka:\n  brokrs: [a]\n":              "oncewatch.yml:2: unknown key kafka.brokrs; did you mean kafka.brokers?",
+		"\n\nnothing.like.it: 1\n":             "oncewatch.yml:3: unknown key nothing.like.it",
+		"poll:\n  interval: fast\n":            `oncewatch.yml:2: --poll.interval: "fast" is no duration: want for example 15s, 90m or 8d`,
+		"kafka: [a]\n":                         "oncewatch.yml:1: unknown key kafka",
+		"kafka: {max-groups: {a: 1}}\n":        "oncewatch.yml:1: kafka.max-groups: want a value, not a mapping",
+		"kafka.group: a\nkafka:\n  group: b\n": "oncewatch.yml:3: kafka.group is set twice, first in line 1",
+		"x: 1\na: b: c\n":                      "oncewatch.yml: line 2: mapping values are not allowed in this context",
+		"stores: {a: b}\n":                     "oncewatch.yml:1: stores: want a list",
+		"- a\n":                                "oncewatch.yml:1: want a mapping of keys to values",
+		"kafka:\n  max-groups: many\n":         "oncewatch.yml:2: --kafka.max-groups: expected a valid 64 bit int but got \"many\"",
+	} {
+		_, _, err := parse(t, yaml)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q:\n got %v\nwant %s", yaml, err, want)
+		}
+	}
+	if _, _, err := parse(t, "", "--config.file=/nowhere/f.yml"); err == nil || !strings.Contains(err.Error(), "/nowhere/f.yml: no such file") {
+		t.Errorf("absent file: %v", err)
+	}
+}
+
+func TestParseDuration(t *testing.T) {
+	for text, want := range map[string]time.Duration{"8d": 192 * time.Hour, "1d12h": 36 * time.Hour, "1.5d": 36 * time.Hour, "90s": 90 * time.Second, "250ms": 250 * time.Millisecond} {
+		if got, err := config.ParseDuration(text); err != nil || got != want {
+			t.Errorf("%s = %v, %v; want %v", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "8", "d", "-1d", "8days", "1h8d", "NaNd", "99999999999d"} {
+		if got, err := config.ParseDuration(text); err == nil {
+			t.Errorf("%q = %v, want an error", text, got)
+		}
+	}
+}

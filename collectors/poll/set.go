@@ -1,0 +1,101 @@
+package poll
+
+import (
+	"context"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var (
+	successDesc = prometheus.NewDesc("oncewatch_collector_success",
+		"1 where the newest poll of the collector succeeded.", []string{"collector"}, nil)
+	durationDesc = prometheus.NewDesc("oncewatch_collector_duration_seconds",
+		"How long the newest poll of the collector took.", []string{"collector"}, nil)
+	lastSuccessDesc = prometheus.NewDesc("oncewatch_collector_last_success_timestamp_seconds",
+		"When the newest successful poll of the collector began; 0 where there was none.", []string{"collector"}, nil)
+	intervalDesc = prometheus.NewDesc("oncewatch_collector_interval_seconds",
+		"The collector's poll interval.", []string{"collector"}, nil)
+	errorsDesc = prometheus.NewDesc("oncewatch_errors_total",
+		"Entities that could not be read, by kind of error.", []string{"collector", "kind"}, nil)
+)
+
+// Set is the exporter's pollers as one Prometheus collector.
+type Set []*Poller
+
+// Run polls all of them until the context ends.
+func (s Set) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, p := range s {
+		wg.Go(func() { p.Run(ctx) })
+	}
+	wg.Wait()
+}
+
+// Ready says whether every collector has succeeded once.
+func (s Set) Ready() bool {
+	for _, p := range s {
+		if p.Status().LastSuccess.IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+// Describe implements prometheus.Collector.
+func (s Set) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{successDesc, durationDesc, lastSuccessDesc, intervalDesc, errorsDesc} {
+		ch <- d
+	}
+	// Two stores share their descriptions; the registry wants each once.
+	once := map[*prometheus.Desc]bool{}
+	descs := make(chan *prometheus.Desc)
+	go func() {
+		defer close(descs)
+		for _, p := range s {
+			p.source.Describe(descs)
+		}
+	}()
+	for d := range descs {
+		if !once[d] {
+			once[d] = true
+			ch <- d
+		}
+	}
+}
+
+// Collect implements prometheus.Collector. It only copies what is there.
+func (s Set) Collect(ch chan<- prometheus.Metric) {
+	for _, p := range s {
+		p.collect(ch)
+	}
+}
+
+func (p *Poller) collect(ch chan<- prometheus.Metric) {
+	now := p.o.Now()
+	p.mu.RLock()
+	success, last := 0.0, 0.0
+	if !p.ended.IsZero() && p.lastErr == nil {
+		success = 1
+	}
+	if !p.lastSuccess.IsZero() {
+		last = float64(p.lastSuccess.UnixNano()) / 1e9
+	}
+	Gauge(ch, successDesc, success, p.o.Name)
+	Gauge(ch, lastSuccessDesc, last, p.o.Name)
+	Gauge(ch, intervalDesc, p.o.Interval.Seconds(), p.o.Name)
+	if !p.ended.IsZero() {
+		Gauge(ch, durationDesc, p.ended.Sub(p.started).Seconds(), p.o.Name)
+	}
+	for kind, n := range p.errors {
+		Counter(ch, errorsDesc, n, p.o.Name, kind)
+	}
+	snapshot := p.snapshot
+	if p.stale(now) {
+		snapshot = nil
+	}
+	p.mu.RUnlock()
+	if snapshot != nil {
+		snapshot.Collect(now, ch)
+	}
+}
