@@ -1,0 +1,106 @@
+package kafkaserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Version is the Apache Kafka that Start runs.
+const Version = "4.3.1"
+
+// The errors of a machine that cannot run Apache Kafka.
+var (
+	ErrNoJava  = errors.New("no Java to run Apache Kafka with: install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME")
+	ErrNoMaven = errors.New("no Maven to resolve Apache Kafka with: install it (Debian: apt-get install maven), or put mvn on PATH")
+)
+
+// pom names the broker and a logging backend (slf4j 1.7, as Kafka uses).
+const pom = `<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>oncewatch</groupId>
+  <artifactId>kafkaserver</artifactId>
+  <version>1</version>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + Version + `</version></dependency>
+    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>2.25.4</version></dependency>
+  </dependencies>
+</project>
+`
+
+func findJava() (string, error) {
+	if home := os.Getenv("JAVA_HOME"); home != "" {
+		if p, err := exec.LookPath(filepath.Join(home, "bin", "java")); err == nil {
+			return p, nil
+		}
+	}
+	p, err := exec.LookPath("java")
+	if err != nil {
+		return "", ErrNoJava
+	}
+	return p, nil
+}
+
+// resolve returns the broker's class path. Maven's own repository is the cache
+// of the files; where they lie is noted beside, so that Maven runs only once.
+func resolve(ctx context.Context) (string, error) {
+	base, err := os.UserCacheDir()
+	if err != nil {
+		base = os.TempDir()
+	}
+	cache := filepath.Join(base, "oncewatch", "kafka-"+Version)
+	note := filepath.Join(cache, "classpath")
+	if text, err := os.ReadFile(note); err == nil && allThere(string(text)) {
+		return string(text), nil
+	}
+	mvn, err := exec.LookPath("mvn")
+	if err != nil {
+		return "", ErrNoMaven
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", fmt.Errorf("make a cache for Kafka's class path: %w", err)
+	}
+	// Several packages' tests may resolve at once: each in a folder of its own,
+	// and the result is moved into place whole.
+	work, err := os.MkdirTemp(cache, "resolve-")
+	if err != nil {
+		return "", fmt.Errorf("make a cache for Kafka's class path: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(work) }()
+	if err := os.WriteFile(filepath.Join(work, "pom.xml"), []byte(pom), 0o644); err != nil {
+		return "", err
+	}
+	out := filepath.Join(work, "classpath")
+	cmd := exec.CommandContext(ctx, mvn, "-q", "-B", "-f", filepath.Join(work, "pom.xml"), "dependency:build-classpath", "-Dmdep.outputFile="+out)
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: %w: %s", Version, err, lastLines(text, 5))
+	}
+	text, err := os.ReadFile(out)
+	if err != nil {
+		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: %w", Version, err)
+	}
+	classpath := strings.TrimSpace(string(text))
+	if !allThere(classpath) {
+		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: its class path names files that do not exist: remove %s and Maven's local repository", Version, cache)
+	}
+	if err := os.WriteFile(out, []byte(classpath), 0o644); err != nil {
+		return "", err
+	}
+	if err := os.Rename(out, note); err != nil {
+		return "", fmt.Errorf("note Kafka's class path: %w", err)
+	}
+	return classpath, nil
+}
+
+func allThere(classpath string) bool {
+	for _, jar := range filepath.SplitList(classpath) {
+		if _, err := os.Stat(jar); err != nil {
+			return false
+		}
+	}
+	return classpath != ""
+}
