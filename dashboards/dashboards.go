@@ -1,0 +1,102 @@
+// Package dashboards generates oncewatch's three Grafana dashboards. Each
+// answers one question: is every event applied once, why not, and will the
+// marker table hold.
+//
+// The JSON beside the Go files is what Generate returns for the zero Options; a
+// test keeps the two equal, and `go test ./dashboards -update` writes it.
+package dashboards
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/grafana/grafana-foundation-sdk/go/cog"
+	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
+
+	"oncewatch/alerts"
+)
+
+// Stable uids: links, bookmarks and playlists survive a new version.
+const (
+	overviewUID = "oncewatch-overview"
+	groupUID    = "oncewatch-group"
+	tableUID    = "oncewatch-table"
+)
+
+// dashboardTag is how the dashboards find one another.
+const dashboardTag = "oncewatch"
+
+// Options change what is generated.
+type Options struct {
+	// Thresholds are the alert rules' own; the zero value stands for their
+	// defaults.
+	Thresholds alerts.Thresholds
+	// RunbookBase is the address of the runbook pages; empty for the rules'
+	// default.
+	RunbookBase string
+}
+
+// Generate returns the JSON of every dashboard by file name.
+func Generate(o Options) (map[string][]byte, error) {
+	t := o.Thresholds
+	if t == (alerts.Thresholds{}) {
+		t = alerts.Defaults()
+	}
+	base := strings.TrimSuffix(cmp.Or(o.RunbookBase, alerts.DefaultRunbookBase), "/")
+	runbook := func(alert string) string { return base + "/" + alert + ".md" }
+
+	var selectors []dashboard.VariableModel
+	selectors = append(selectors, dashboard.VariableModel{
+		Type: dashboard.VariableTypeDatasource, Name: "datasource", Label: cog.ToPtr("Data source"),
+		Query: &dashboard.StringOrMap{String: cog.ToPtr("prometheus")},
+	})
+	for _, v := range variables {
+		selectors = append(selectors, variable(v.name, v.label, v.all, v.query))
+	}
+	files := map[string][]byte{}
+	var errs []error
+	for _, p := range []page{overview(t), group(t), holding(t)} {
+		raw, err := p.build(runbook, annotations(), selectors)
+		errs = append(errs, err)
+		files[p.uid+".json"] = raw
+	}
+	return files, errors.Join(errs...)
+}
+
+// annotations mark on every graph what may explain it.
+func annotations() []dashboard.AnnotationQuery {
+	return []dashboard.AnnotationQuery{
+		event("Firing alerts", "red",
+			expr(`max by (cluster, alertname, severity, consumer_group, topic) (ALERTS{alertstate="firing",alertname=~"ProcessedEvents.+|Consumer.+|Producer.+|MarkerEffectDivergence|Events.+|OutboxStuck",consumer_group=~"$consumer_group|"})`),
+			"{{alertname}}", "{{consumer_group}} {{topic}}", "severity", true, false),
+		event("Consumer started", "blue",
+			expr(`max by (%s, instance) (%s) * 1000`, perGroup, sel("consumer_start_time_seconds")),
+			"Consumer started", "{{consumer_group}} {{instance}}", "consumer_group", true, true),
+		// Off at first: a pruner that works all the time would paint the graph
+		// over. Switch it on to see whether lag follows the pruner's schedule.
+		event("Pruner finished", "purple",
+			expr(`max by (cluster, instance) (%s) * 1000`, sel("marker_prune_last_success_timestamp_seconds")),
+			"Pruner finished", "{{instance}}", "instance", false, true),
+	}
+}
+
+// Write writes every dashboard into dir, which it creates if need be.
+func Write(dir string, o Options) error {
+	files, err := Generate(o)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("create the folder for the dashboards: %w", err)
+	}
+	for name, raw := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), raw, 0o644); err != nil {
+			return fmt.Errorf("write dashboard %s: %w", name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package dashboards
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/prometheus/common/model"
+
+	"oncewatch/alerts"
+)
+
+// Every aggregation keeps the optional cluster label, and folds two replicas of
+// the exporter, which report the same facts, with max or min, never with sum.
+
+// perGroup is the key of a verdict: one consumer group.
+const perGroup = "cluster, consumer_group"
+
+// expr formats a PromQL expression on one line.
+func expr(format string, args ...any) string {
+	return strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
+}
+
+// worst is the highest of several verdicts for each consumer group. The label
+// keeps expressions with equal labels apart, which `or` would otherwise drop.
+func worst(verdicts ...string) string {
+	parts := make([]string, len(verdicts))
+	for i, v := range verdicts {
+		parts[i] = fmt.Sprintf(`label_replace(%s, "verdict", "%d", "", "")`, v, i+1)
+	}
+	return expr(`max by (%s) (%s)`, perGroup, strings.Join(parts, " or "))
+}
+
+// replicated sums an exporter's counter over what is not in the key, within one
+// replica, and takes the replica that saw most.
+func replicated(key, rate string) string {
+	return expr(`max by (%s) (sum by (%s, job, instance) (%s))`, key, key, rate)
+}
+
+// topicRetention is what the broker keeps, by topic.
+func topicRetention() string {
+	return expr(`max by (cluster, topic) (%s)`, sel("kafka_topic_retention_seconds"))
+}
+
+// groupRetention is the longest retention of the topics a group consumes.
+func groupRetention() string {
+	return expr(`max by (%s) (max by (%s, topic) (%s) * on (cluster, topic) group_left () %s)`,
+		perGroup, perGroup, sel("consumer_group_topic_info"), topicRetention())
+}
+
+// againstRetention divides the lowest age of a marker metric by the retention
+// of its topic, or of the group's longest-kept topic where the marker table has
+// no topic column.
+func againstRetention(metric string) string {
+	return expr(`
+		min by (cluster, database, consumer_group, topic) (%s) / on (cluster, topic) group_left () %s
+		or
+		min by (cluster, database, consumer_group) (%s) / on (%s) group_left () %s`,
+		sel(metric, `topic!=""`), topicRetention(),
+		sel(metric, `topic=""`), perGroup, groupRetention())
+}
+
+// configuredAgainstRetention is the same for what the pruner is told to keep.
+func configuredAgainstRetention() string {
+	return expr(`min by (cluster, database, consumer_group) (%s) / on (%s) group_left () %s`,
+		sel("processed_events_configured_retention_seconds"), perGroup, groupRetention())
+}
+
+// slowShare is the share of events that took longer than the objective: exact,
+// because the histogram has a bucket bound at it. A Prometheus that stores
+// native histograms alone has no buckets, and interpolates.
+func slowShare(t alerts.Thresholds, window model.Duration) string {
+	return expr(`
+		1 - sum by (%[1]s) (increase(%[2]s[%[5]s])) / sum by (%[1]s) (increase(%[3]s[%[5]s]))
+		or
+		1 - histogram_fraction(0, %[6]s, sum by (%[1]s) (increase(%[4]s[%[5]s])))`,
+		perGroup,
+		sel("event_handle_duration_seconds_bucket", fmt.Sprintf(`le=%q`, num(t.LatencyP99))),
+		sel("event_handle_duration_seconds_count"),
+		sel("event_handle_duration_seconds"),
+		window, num(t.LatencyP99))
+}
+
+// quantile is a quantile of the handle duration by consumer group.
+func quantile(q float64) string {
+	return expr(`
+		histogram_quantile(%[1]s, sum by (%[2]s, le) (rate(%[3]s[$__rate_interval])))
+		or
+		histogram_quantile(%[1]s, sum by (%[2]s) (rate(%[4]s[$__rate_interval])))`,
+		num(q), perGroup, sel("event_handle_duration_seconds_bucket"), sel("event_handle_duration_seconds"))
+}
+
+// The six items of the checklist as verdicts: 0 holds, 1 watch, 2 violated, no
+// value where nothing says so.
+
+// duplicateVerdict: the share of duplicates lies in the band that at-least-once
+// delivery explains, and none of them is an id used for a second event.
+func duplicateVerdict(t alerts.Thresholds) string {
+	counted := func(metric string, matchers ...string) string {
+		return expr(`sum by (%s) (increase(%s[%s]))`, perGroup, sel(metric, matchers...), t.DuplicateWindow)
+	}
+	handled := counted("events_handled_total")
+	enough := expr(`(%s >= bool %s)`, handled, num(t.DuplicateMinEvents))
+	return worst(
+		expr(`(%s / %s > bool %s) * %s`, counted("events_handled_total", `outcome="duplicate"`), handled, num(t.DuplicateRatioMax), enough),
+		expr(`2 * (%s / %s > bool %s) * %s`, counted("events_duplicate_origin_total", `origin="other_offset"`), handled, num(t.DuplicateRatioMax), enough),
+	)
+}
+
+// growthVerdict: what is inserted is pruned again, and what is handled is
+// marked.
+func growthVerdict(t alerts.Thresholds) string {
+	inserted := replicated(perGroup, expr(`increase(%s[%s])`, sel("processed_events_inserted_total"), t.PruneCycle))
+	pruned := replicated(perGroup, expr(`increase(%s[%s])`, sel("processed_events_pruned_total"), t.PruneCycle))
+	insertedNow := replicated(perGroup, expr(`increase(%s[%s])`, sel("processed_events_inserted_total"), t.EventWindow))
+	processedNow := expr(`sum by (%s) (increase(%s[%s]))`, perGroup, sel("events_handled_total", `outcome="processed"`), t.EventWindow)
+	outpaced := expr(`((%s - %s) / %s > bool %s)`, inserted, pruned, inserted, num(t.GrowthShare))
+	return worst(
+		expr(`%s * (%s > bool 0)`, outpaced, pruned),
+		expr(`%s * on (%s) (max by (%s) (%s) > bool on (%s) max by (%s) (%s))`, outpaced, perGroup,
+			perGroup, sel("processed_events_oldest_age_seconds"), perGroup,
+			perGroup, sel("processed_events_configured_retention_seconds")),
+		expr(`2 * (%s > bool 0) * on (%s) (%s == bool 0)`, processedNow, perGroup, insertedNow),
+	)
+}
+
+// retentionVerdict: markers outlive the broker's records. What the pruner
+// really keeps and what it is told to keep decide; the age of the oldest marker
+// alone says nothing about a table in its first days.
+func retentionVerdict(t alerts.Thresholds) string {
+	short := func(ratio string) string {
+		return expr(`((%s) < bool %s) + ((%s) < bool %s)`, ratio, num(t.RetentionRatioWarning), ratio, num(t.RetentionRatioCritical))
+	}
+	oldest := againstRetention("processed_events_oldest_age_seconds")
+	observed := againstRetention("processed_events_observed_retention_seconds")
+	configured := configuredAgainstRetention()
+	return worst(
+		short(observed),
+		short(configured),
+		expr(`2 * (sum by (%s) (max by (%s, topic, partition) (%s)) > bool 0)`, perGroup, perGroup, sel("processed_events_unprotected_records")),
+		expr(`((%s) < bool %s) unless on (%s) (max by (%s) (%s) or max by (%s) (%s))`, oldest, num(t.RetentionRatioWarning),
+			perGroup, perGroup, observed, perGroup, configured),
+	)
+}
+
+// latencyVerdict: the objective for the whole transaction holds now, and over
+// an hour is not missed so often that the error budget burns fast.
+func latencyVerdict(t alerts.Thresholds) string {
+	return worst(
+		expr(`(%s) > bool %s`, slowShare(t, t.LatencyWindow), num(1-t.LatencyObjective)),
+		expr(`2 * ((%s) > bool %s)`, slowShare(t, t.BurnFastLong), num(t.BurnFast*(1-t.LatencyObjective))),
+	)
+}
+
+// commitVerdict: the offset commit follows the database commit closely.
+func commitVerdict(t alerts.Thresholds) string {
+	lag := expr(`max by (%s) (%s)`, perGroup, sel("consumer_offset_commit_lag_seconds"))
+	return expr(`(%s > bool %s) + (%s > bool %s)`, lag, num(t.CommitLagWarning), lag, num(t.CommitLagCritical))
+}
+
+// traceVerdict is what metrics can say of the log fields: a duplicate can be
+// traced to the delivery it repeats. The consumer counts the origin of every
+// duplicate whose marker it could read.
+func traceVerdict() string {
+	return expr(`
+		sum by (%[1]s) (increase(%[2]s[1h]))
+		- (sum by (%[1]s) (increase(%[3]s[1h])) or 0 * sum by (%[1]s) (increase(%[2]s[1h])))
+		> bool 1`,
+		perGroup, sel("events_handled_total", `outcome="duplicate"`), sel("events_duplicate_origin_total"))
+}
+
+func num(f float64) string { return strings.TrimSuffix(fmt.Sprintf("%.10g", f), ".0") }

@@ -1,0 +1,208 @@
+package dashboards
+
+import (
+	"time"
+
+	"github.com/grafana/grafana-foundation-sdk/go/common"
+	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
+
+	"oncewatch/alerts"
+)
+
+// holding answers: will the table hold?
+func holding(t alerts.Thresholds) page {
+	var (
+		perTable = "cluster, database"
+		rows     = expr(`sum by (cluster, database, consumer_group) (max by (cluster, database, consumer_group, topic) (%s))`, sel("processed_events_row_count"))
+		daily    = func(metric string) string {
+			return replicated("cluster, database, consumer_group", expr(`increase(%s[%s])`, sel(metric), t.PruneCycle))
+		}
+		// The difference over one prune cycle, not a fitted line: the count of a
+		// table that is pruned once a day is a saw, whose slope depends on where
+		// one cuts it.
+		cycles   = float64(t.LimitHorizon) / float64(t.PruneCycle)
+		forecast = expr(`%s + %s * (%s - %s)`, rows, num(cycles), daily("processed_events_inserted_total"), daily("processed_events_pruned_total"))
+		limit    = expr(`max by (cluster, database, consumer_group) (%s)`, sel("processed_events_row_limit"))
+		live     = expr(`sum by (%s) (%s)`, perTable, rows)
+		dead     = expr(`max by (%s) (%s)`, perTable, sel("processed_events_dead_rows"))
+		bytes    = expr(`(max by (%[1]s) (%[2]s) + sum by (%[1]s) (max by (%[1]s, index) (%[3]s)))`, perTable, sel("processed_events_table_bytes"), sel("processed_events_index_bytes"))
+		days     = num(time.Duration(t.LimitHorizon).Hours() / 24)
+		noTable  = "Table health is not exported: is the postgres collector up?"
+		noLedger = "The ledger is not exported: is the postgres collector up?"
+		noPruner = "No pruner is scraped: reference-consumer prune exports this, and so it must be in the selected job"
+		fromZero = func(b *timeseries.PanelBuilder) { b.Min(0) }
+	)
+	return page{
+		uid:         tableUID,
+		title:       "oncewatch / Will the table hold?",
+		description: "Growth, space, vacuum and pruning of the marker table.",
+		from:        "now-7d",
+		rows: []row{
+			{"Forecast", []panel{
+				{
+					title: "Markers", description: "Rows of the selected groups. Good: steady once the table is as old as its retention.",
+					noData: "Counts are withheld until the ledger is complete: see the last row", unit: "short",
+					base: unknown, width: 6, height: 4,
+					queries: []query{{expr: expr(`sum(%s)`, rows), legend: "rows"}}, draw: number,
+				},
+				{
+					title: "Share of the row limit in " + days + " days",
+					description: "At the pace of the last day, of the group nearest to its limit. Good: below 100 %. " +
+						"Otherwise prune more, or raise the limit with a plan for disk and vacuum. Too low during the table's first day.",
+					noData: "No row limit is configured, so there is nothing to exceed", unit: "percentunit",
+					runbooks: []string{"ProcessedEventsRowCountWillExceedLimit"},
+					steps:    []step{{0.8, watch}, {1, violated}}, width: 6, height: 4,
+					queries: []query{{expr: expr(`max((%s) / %s)`, forecast, limit), legend: "share"}}, draw: number,
+				},
+				{
+					title: "Dead rows", description: "Share of rows that vacuum has yet to remove. Good: below 20 %, as autovacuum starts there. Otherwise see the row on vacuum.",
+					noData: noTable, unit: "percentunit",
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
+					steps:    []step{{0.2, watch}, {0.5, violated}}, width: 6, height: 4,
+					queries: []query{{expr: expr(`max(%s / (%s + %s > 0))`, dead, dead, live), legend: "share"}}, draw: number,
+				},
+				{
+					title: "Oldest snapshot held", description: "Age of the xmin horizon: vacuum removes nothing younger. Good: minutes. Hours: find the transaction, replication slot or prepared transaction that holds it.",
+					noData: noTable, unit: "s",
+					runbooks: []string{"ConsumerHandleLatencyP99High"},
+					steps:    []step{{600, watch}, {3600, violated}}, width: 6, height: 4,
+					queries: []query{{expr: expr(`max(%s)`, sel("processed_events_xmin_horizon_age_seconds")), legend: "age"}}, draw: number,
+				},
+				{
+					title: "Rows, and in " + days + " days",
+					description: "The count, what it comes to in " + days + " days at the pace of the last day, and the limit. Good: forecast and count meet, both below the limit. " +
+						"Forecast above count past full retention: pruning does not keep up.",
+					noData: "Counts are withheld until the ledger is complete: see the last row", unit: "short",
+					runbooks: []string{"ProcessedEventsRowCountWillExceedLimit", "ProcessedEventsGrowthOutpacesPruning"},
+					width:    12, height: 8,
+					queries: []query{
+						{expr: rows, legend: "{{consumer_group}}"},
+						{expr: forecast, legend: "{{consumer_group}} in " + days + " days"},
+						{expr: limit, legend: "{{consumer_group}} limit"},
+					},
+					draw: lines(fromZero),
+				},
+				{
+					title:       "Inserted less pruned, over a day",
+					description: "How many rows a group gained in the last day. Good: around 0 once the table is as old as its retention, whatever the pruner's schedule.",
+					noData:      noLedger, unit: "short",
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
+					width:    12, height: 8,
+					queries: []query{{expr: expr(`%s - %s`, daily("processed_events_inserted_total"), daily("processed_events_pruned_total")), legend: "{{consumer_group}}"}},
+					draw:    lines(),
+				},
+			}},
+			{"Space", []panel{
+				{
+					title: "Table and indexes", description: "Bytes on disk. Good: flat once the table is as old as its retention. Growing with a steady row count is bloat.",
+					noData: noTable, unit: "bytes",
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
+					width:    8, height: 7,
+					queries: []query{
+						{expr: expr(`max by (%s) (%s)`, perTable, sel("processed_events_table_bytes")), legend: "{{database}} table"},
+						{expr: expr(`max by (%s, index) (%s)`, perTable, sel("processed_events_index_bytes")), legend: "{{database}} {{index}}"},
+					},
+					draw: lines(func(b *timeseries.PanelBuilder) {
+						b.FillOpacity(30).Stacking(common.NewStackingConfigBuilder().Mode(common.StackingModeNormal).Group("A"))
+					}),
+				},
+				{
+					title: "Bytes per live row", description: "Table and indexes together. Good: flat. A rise is bloat; compare with its own lowest value rather than with another table.",
+					noData: noTable, unit: "bytes",
+					runbooks: []string{"ConsumerHandleLatencyP99High"},
+					width:    8, height: 7,
+					queries: []query{{expr: expr(`%s / on (%s) (%s > 0)`, bytes, perTable, live), legend: "{{database}}"}},
+					draw:    lines(fromZero),
+				},
+				{
+					title: "Index bloat", description: "Bytes per row of each index against its own lowest value since the exporter started. Good: below 2. Above, and with slow handling: REINDEX CONCURRENTLY, after locks and checkpoints were ruled out.",
+					noData: noTable, unit: "none",
+					runbooks: []string{"ConsumerHandleLatencyP99High"},
+					steps:    []step{{2, watch}}, width: 8, height: 7,
+					queries: []query{{expr: expr(`max by (%s, index) (%s)`, perTable, sel("processed_events_index_bloat_ratio")), legend: "{{database}} {{index}}"}},
+					draw:    lines(),
+				},
+			}},
+			{"Vacuum", []panel{
+				{
+					title: "Dead rows, counted", description: "Good: a saw that falls after each vacuum. Only rising: vacuum does not run, or a snapshot holds it back (right).",
+					noData: noTable, unit: "short",
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
+					width:    8, height: 7,
+					queries: []query{{expr: dead, legend: "{{database}}"}}, draw: lines(fromZero),
+				},
+				{
+					title: "Time since the last vacuum", description: "Good: less than a day on a table that is pruned. Otherwise lower autovacuum_vacuum_scale_factor for this table: the default waits for 20 % of it.",
+					noData: "The table has never been vacuumed, or its health is not exported", unit: "s",
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
+					width:    8, height: 7,
+					queries: []query{{expr: expr(`time() - max by (%s) (%s > 0)`, perTable, sel("processed_events_last_vacuum_timestamp_seconds")), legend: "{{database}}"}},
+					draw:    lines(fromZero),
+				},
+				{
+					title: "Age of the xmin horizon", description: "Good: minutes. A line that rises by 1 s/s is one holder: a forgotten transaction, a replication slot, a prepared transaction. End it, or dead rows stay.",
+					noData: noTable, unit: "s",
+					runbooks: []string{"ConsumerHandleLatencyP99High"},
+					steps:    []step{{600, watch}, {3600, violated}}, width: 8, height: 7,
+					queries: []query{{expr: expr(`max by (%s) (%s)`, perTable, sel("processed_events_xmin_horizon_age_seconds")), legend: "{{database}}"}},
+					draw:    lines(fromZero),
+				},
+			}},
+			{"Pruner", []panel{
+				{
+					title: "Markers pruned per second", description: "Good: over a day as many as are inserted. A pruner that stops is not urgent; one that deletes everything is.",
+					noData: noPruner, unit: "wps",
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
+					width:    8, height: 7,
+					queries: []query{{expr: expr(`sum by (cluster, instance) (rate(%s[$__rate_interval]))`, sel("marker_prune_deleted_total")), legend: "{{instance}}"}},
+					draw:    lines(fromZero),
+				},
+				{
+					title: "Duration of a prune batch", description: "95th percentile. Good: below 100 ms for 10,000 rows. Rising from batch to batch: a held snapshot makes each one walk over dead entries.",
+					noData: noPruner, unit: "s",
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
+					width:    8, height: 7,
+					queries: []query{{expr: expr(`histogram_quantile(0.95, sum by (cluster, instance, le) (rate(%s[$__rate_interval])))`, sel("marker_prune_batch_duration_seconds_bucket")), legend: "{{instance}}"}},
+					draw:    lines(fromZero),
+				},
+				{
+					title: "Time since the pruner finished", description: "Good: below twice its interval. Otherwise look whether it runs at all, and whether another one holds its advisory lock.",
+					noData: noPruner, unit: "s",
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
+					width:    8, height: 7,
+					queries: []query{{expr: expr(`time() - max by (cluster, instance) (%s > 0)`, sel("marker_prune_last_success_timestamp_seconds")), legend: "{{instance}}"}},
+					draw:    lines(fromZero),
+				},
+			}},
+			{"Can the counts be believed?", []panel{
+				{
+					title: "Ledger", description: "Ready is 1 once every row has been counted. A reason at 1 says why counts may be off. Good: ready 1, every reason 0. Grant the role or add the index that the reason names.",
+					noData: noLedger, unit: "none",
+					runbooks: []string{"ProcessedEventsExporterPollFailing"},
+					width:    8, height: 7,
+					queries: []query{
+						{expr: expr(`min by (%s) (%s)`, perTable, sel("oncewatch_ledger_ready")), legend: "{{database}} ready"},
+						{expr: expr(`max by (%s, reason) (%s)`, perTable, sel("oncewatch_ledger_inexact")), legend: "{{database}} inexact: {{reason}}"},
+					},
+					draw: lines(fromZero),
+				},
+				{
+					title: "Rows the scrub corrected", description: "Good: 0. Otherwise rows changed in a way the ledger cannot see at once: deletions in the middle of the table, or very late commits.",
+					noData: noLedger, unit: "short",
+					runbooks: []string{"ProcessedEventsExporterPollFailing"},
+					width:    8, height: 7,
+					queries: []query{{expr: replicated(perTable, expr(`increase(%s[$__rate_interval])`, sel("oncewatch_ledger_corrections_total"))), legend: "{{database}}"}},
+					draw:    lines(fromZero),
+				},
+				{
+					title: "Since when every bucket has been verified", description: "Good: hours at most. Growing without end: the scrub's budget is too small for this table.",
+					noData: noLedger, unit: "s",
+					runbooks: []string{"ProcessedEventsExporterPollStale"},
+					width:    8, height: 7,
+					queries: []query{{expr: expr(`max by (%s) (%s)`, perTable, sel("oncewatch_ledger_scrub_age_seconds")), legend: "{{database}}"}},
+					draw:    lines(fromZero),
+				},
+			}},
+		},
+	}
+}
