@@ -1,0 +1,101 @@
+package payments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/reference-consumer/inbox"
+	"oncewatch/reference-consumer/stream"
+)
+
+// Config of the sample service.
+type Config struct {
+	// DSN of the database; empty: libpq's PG* variables.
+	DSN string
+	// Client holds the options to reach the brokers.
+	Client []kgo.Opt
+	Topic  string
+	Group  string
+	// IDFromKey takes the event id from the record's key.
+	IDFromKey bool
+	// SetBased applies a batch's effects in one statement.
+	SetBased bool
+	// MaxConnections to the database; default 16.
+	MaxConnections int32
+	// MarkerRetention is how long the pruner keeps markers; 0: for ever.
+	MarkerRetention time.Duration
+	// RedeliverFrom names further topics events may come back from.
+	RedeliverFrom []string
+	// Allow waives startup assertions by name.
+	Allow []string
+
+	// Inbox and Stream tune the two layers; what Run sets itself is ignored.
+	Inbox  inbox.Config
+	Stream stream.Config
+
+	Registerer prometheus.Registerer
+	Log        *slog.Logger
+	Now        func() time.Time
+}
+
+// Run consumes payments until ctx ends; see stream.Run. A *stream.RefusedError
+// says which startup assertions do not hold.
+func Run(ctx context.Context, cfg Config) error {
+	if cfg.Topic == "" {
+		return errors.New("no topic given: set --topic")
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	pool, err := Pool(ctx, cfg.DSN, cfg.MaxConnections)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+
+	ic := cfg.Inbox
+	ic.Group, ic.Log = cfg.Group, cfg.Log
+	if ic.Handler == nil {
+		ic.Handler = Handler(cfg.Group)
+	}
+	if cfg.SetBased {
+		ic.BatchHandler = SetHandler(cfg.Group)
+	}
+	in, err := inbox.New(ic)
+	if err != nil {
+		return err
+	}
+	sc := cfg.Stream
+	sc.Client, sc.Topics, sc.Pool, sc.Inbox, sc.Decode = cfg.Client, []string{cfg.Topic}, pool, in, Decode(cfg.IDFromKey)
+	sc.Registerer, sc.Log, sc.Now = cfg.Registerer, cfg.Log, cfg.Now
+	sc.Guard = stream.Guard{MarkerRetention: cfg.MarkerRetention, RedeliverFrom: cfg.RedeliverFrom, Allow: cfg.Allow}
+	sc.Guard.StatementTimeout, sc.Guard.IdleTimeout, sc.Guard.TransactionTimeout = in.Timeouts()
+	return stream.Run(ctx, sc)
+}
+
+// Pool opens a connection pool.
+func Pool(ctx context.Context, dsn string, maxConnections int32) (*pgxpool.Pool, error) {
+	pc, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("--postgres.dsn: %w", err)
+	}
+	if maxConnections <= 0 {
+		maxConnections = 16
+	}
+	pc.MaxConns = maxConnections
+	if pc.ConnConfig.ConnectTimeout == 0 {
+		pc.ConnConfig.ConnectTimeout = 10 * time.Second
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
+	if err != nil {
+		return nil, fmt.Errorf("open the pool: %w", err)
+	}
+	return pool, nil
+}

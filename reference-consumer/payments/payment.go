@@ -1,0 +1,103 @@
+// Package payments is the sample service: payments into a ledger and account
+// balances, each applied exactly once.
+package payments
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/reference-consumer/inbox"
+)
+
+// HeaderEventID carries the event id the producer assigned.
+const HeaderEventID = "event_id"
+
+// Payment is the payload of an event.
+type Payment struct {
+	Account string `json:"account"`
+	Amount  int64  `json:"amount"` // minor units, negative for a debit, never 0
+}
+
+// Decode makes an event of a record. The id is in the header event_id; with
+// idFromKey it is the record's key, as in the runbook's console producer.
+func Decode(idFromKey bool) func(*kgo.Record) inbox.Event {
+	return func(r *kgo.Record) inbox.Event {
+		ev := inbox.Event{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Time: r.Timestamp, Key: r.Key, Value: r.Value}
+		if idFromKey {
+			ev.ID = string(r.Key)
+		}
+		if len(r.Headers) > 0 {
+			ev.Headers = make([]inbox.Header, len(r.Headers))
+		}
+		for i, h := range r.Headers {
+			ev.Headers[i] = inbox.Header{Key: h.Key, Value: h.Value}
+			if h.Key == HeaderEventID && !idFromKey {
+				ev.ID = string(h.Value)
+			}
+		}
+		if ev.ID == "" {
+			ev.Err = errors.New("the record carries no event id (header event_id; --event-id=key takes the record's key)")
+		}
+		return ev
+	}
+}
+
+func parse(ev inbox.Event) (Payment, error) {
+	var p Payment
+	if err := json.Unmarshal(ev.Value, &p); err != nil {
+		return p, &inbox.DataError{Reason: inbox.ReasonDecode, Err: fmt.Errorf("not a payment: %w", err)}
+	}
+	if p.Account == "" {
+		return p, inbox.Invalid(errors.New("the payment names no account"))
+	}
+	return p, nil
+}
+
+const (
+	entrySQL = `INSERT INTO ledger_entries (consumer_group, event_id, account, amount) VALUES ($1, $2, $3, $4)`
+
+	balanceSQL = `INSERT INTO accounts AS a (account, balance, entries) VALUES ($1, $2, 1)
+ON CONFLICT (account) DO UPDATE SET balance = a.balance + excluded.balance, entries = a.entries + 1, updated_at = now()`
+)
+
+// Handler writes a ledger entry and moves the account's balance.
+func Handler(group string) inbox.Handler {
+	return func(_ context.Context, tx *inbox.Tx, ev inbox.Event) error {
+		p, err := parse(ev)
+		if err != nil {
+			return err
+		}
+		tx.Queue(entrySQL, group, ev.ID, p.Account, p.Amount)
+		tx.Queue(balanceSQL, p.Account, p.Amount)
+		return nil
+	}
+}
+
+const setSQL = `WITH fresh AS (
+    SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[]) AS f(event_id, account, amount)
+), entries AS (
+    INSERT INTO ledger_entries (consumer_group, event_id, account, amount) SELECT $1, event_id, account, amount FROM fresh
+)
+INSERT INTO accounts AS a (account, balance, entries)
+SELECT account, sum(amount)::bigint, count(*) FROM fresh GROUP BY account ORDER BY account
+ON CONFLICT (account) DO UPDATE SET balance = a.balance + excluded.balance, entries = a.entries + excluded.entries, updated_at = now()`
+
+// SetHandler does the same for a whole batch in one statement.
+func SetHandler(group string) inbox.BatchHandler {
+	return func(_ context.Context, tx *inbox.Tx, evs []inbox.Event) error {
+		ids, accounts, amounts := make([]string, len(evs)), make([]string, len(evs)), make([]int64, len(evs))
+		for i, ev := range evs {
+			p, err := parse(ev)
+			if err != nil {
+				return err
+			}
+			ids[i], accounts[i], amounts[i] = ev.ID, p.Account, p.Amount
+		}
+		tx.Queue(setSQL, group, ids, accounts, amounts)
+		return nil
+	}
+}

@@ -1,0 +1,386 @@
+// Package stream feeds an inbox from Kafka: a worker per partition, the
+// database commit before the offset commit, and the next offset kept in both.
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/reference-consumer/inbox"
+	"oncewatch/reference-consumer/telemetry"
+)
+
+// Config of Run.
+type Config struct {
+	// Client holds the options to reach the brokers: seeds, TLS, SASL.
+	Client []kgo.Opt
+	// Consumer adds options to the consuming client alone.
+	Consumer []kgo.Opt
+	Topics   []string
+	Pool     *pgxpool.Pool
+	Inbox    *inbox.Inbox
+	// Decode makes an event of a record; what it cannot decode it returns with
+	// Event.Err set.
+	Decode func(*kgo.Record) inbox.Event
+
+	// BatchSize is the most events one transaction takes; default 200, 1 is
+	// one transaction an event. Batches shrink while a transaction takes
+	// longer than TargetLatency (default 40 ms).
+	BatchSize     int
+	TargetLatency time.Duration
+
+	// SessionTimeout (default 30 s), RebalanceTimeout (60 s) and
+	// HeartbeatInterval (3 s) of the group.
+	SessionTimeout, RebalanceTimeout, HeartbeatInterval time.Duration
+	// InstanceID makes the membership static (KIP-345).
+	InstanceID string
+	// ServerSideBalancing uses the next generation of the group protocol
+	// (KIP-848) where the brokers have it.
+	ServerSideBalancing bool
+	// RevokeTimeout is how long a revoked partition may take to finish its
+	// transaction (default half the rebalance timeout), ShutdownTimeout how
+	// long everything together may (default 15 s).
+	RevokeTimeout, ShutdownTimeout time.Duration
+	// PauseFor is how long a partition rests when an event can neither be
+	// handled nor passed; default 30 s.
+	PauseFor time.Duration
+	// CrashLimit is how many batches may begin at one offset without any of
+	// them being committed until events are tried one by one; default 3.
+	CrashLimit int
+	// GapGrace is how long a missing sequence number may still arrive; default
+	// one minute.
+	GapGrace time.Duration
+
+	// Guard is asserted before the first record, and again every AssertEvery
+	// (default one hour).
+	Guard       Guard
+	AssertEvery time.Duration
+	// Redeliver is the share of events that are handed to the inbox a second
+	// time, as a broker does after a rebalance; for demos.
+	Redeliver float64
+
+	Registerer prometheus.Registerer
+	Metrics    *telemetry.Consumer
+	Log        *slog.Logger
+	Now        func() time.Time
+	// Assigned is called with the partitions that were assigned.
+	Assigned func(map[string][]int32)
+	// Failpoint is called at named boundaries; for crash tests only.
+	Failpoint func(name string)
+}
+
+func (cfg *Config) defaults() error {
+	switch {
+	case cfg.Inbox == nil || cfg.Pool == nil || cfg.Decode == nil:
+		return errors.New("stream: Inbox, Pool and Decode are required")
+	case len(cfg.Topics) == 0:
+		return errors.New("stream: no topic to consume")
+	}
+	positive(&cfg.BatchSize, 200)
+	positive(&cfg.TargetLatency, 40*time.Millisecond)
+	positive(&cfg.SessionTimeout, 30*time.Second)
+	positive(&cfg.RebalanceTimeout, 60*time.Second)
+	positive(&cfg.HeartbeatInterval, min(3*time.Second, cfg.SessionTimeout/3))
+	positive(&cfg.RevokeTimeout, cfg.RebalanceTimeout/2)
+	positive(&cfg.ShutdownTimeout, 15*time.Second)
+	positive(&cfg.PauseFor, 30*time.Second)
+	positive(&cfg.CrashLimit, 3)
+	positive(&cfg.GapGrace, time.Minute)
+	positive(&cfg.AssertEvery, time.Hour)
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Registerer == nil {
+		cfg.Registerer = prometheus.NewRegistry()
+	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = telemetry.NewConsumer(cfg.Registerer, cfg.Inbox.Group(), cfg.Now())
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Failpoint == nil {
+		cfg.Failpoint = func(string) {}
+	}
+	if cfg.Assigned == nil {
+		cfg.Assigned = func(map[string][]int32) {}
+	}
+	return nil
+}
+
+func positive[T int | time.Duration](v *T, def T) {
+	if *v <= 0 {
+		*v = def
+	}
+}
+
+// options of the group consumer. Auto-commit is off and both offsets are
+// explicit; Assert reads them back from the client.
+func (c *consumer) options() []kgo.Opt {
+	cfg := c.cfg
+	opts := append([]kgo.Opt{
+		kgo.ConsumerGroup(cfg.Inbox.Group()),
+		kgo.ConsumeTopics(cfg.Topics...),
+		kgo.DisableAutoCommit(),
+		kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.BlockRebalanceOnPoll(),
+		kgo.Balancers(kgo.CooperativeStickyBalancer()),
+		kgo.SessionTimeout(cfg.SessionTimeout),
+		kgo.RebalanceTimeout(cfg.RebalanceTimeout),
+		kgo.HeartbeatInterval(cfg.HeartbeatInterval),
+		kgo.FetchMaxWait(500 * time.Millisecond),
+		kgo.OnPartitionsAssigned(c.assigned),
+		kgo.OnPartitionsRevoked(c.revoked),
+		kgo.OnPartitionsLost(c.lost),
+		kgo.AdjustFetchOffsetsFn(c.reconcile),
+	}, slices.Concat(cfg.Client, cfg.Consumer)...)
+	if cfg.InstanceID != "" {
+		opts = append(opts, kgo.InstanceID(cfg.InstanceID))
+	}
+	if cfg.ServerSideBalancing {
+		opts = append(opts, kgo.ServerSideBalancer())
+	}
+	return opts
+}
+
+// consumer is one member of the group.
+type consumer struct {
+	cfg    Config
+	client *kgo.Client
+	admin  *kadm.Client
+	topics map[string]*telemetry.Topic
+
+	mu         sync.Mutex
+	partitions map[string]map[int32]*partition
+
+	commits *committer
+	fatal   chan error
+}
+
+// Run consumes until ctx ends, then finishes the transactions in flight,
+// commits their offsets, leaves the group and returns nil. It returns an error
+// if it cannot go on, or could not finish within ShutdownTimeout.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.defaults(); err != nil {
+		return err
+	}
+	c := &consumer{cfg: cfg, topics: map[string]*telemetry.Topic{}, partitions: map[string]map[int32]*partition{}, fatal: make(chan error, 1)}
+	for _, t := range cfg.Topics {
+		c.topics[t] = cfg.Metrics.Topic(t)
+	}
+	// The assertions come first: a consumer that will not start must not make
+	// the group rebalance.
+	if err := c.assertSurroundings(ctx); err != nil {
+		return err
+	}
+	client, err := kgo.NewClient(c.options()...)
+	if err != nil {
+		return fmt.Errorf("create the Kafka client: %w", err)
+	}
+	defer client.CloseAllowingRebalance()
+	if err := c.refuse(clientViolations(client)); err != nil {
+		return err
+	}
+	c.client, c.admin = client, kadm.NewClient(client)
+	c.commits = newCommitter(c)
+	defer telemetry.NewCommitLag(cfg.Registerer, cfg.Inbox.Group(), c.commits.lags)()
+	c.commits.start()
+	watching, stopWatching := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { c.watch(watching) })
+	defer watch.Wait()
+	defer stopWatching()
+
+	err = c.poll(ctx)
+	return errors.Join(err, c.shutdown(context.WithoutCancel(ctx)))
+}
+
+// poll hands records to the workers until ctx ends.
+func (c *consumer) poll(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case err := <-c.fatal:
+			cancel(err)
+		case <-stop:
+		}
+	}()
+	for {
+		fetches := c.client.PollRecords(ctx, 50*c.cfg.BatchSize)
+		if ctx.Err() != nil {
+			// Records of this poll were handed to nobody: they are below no
+			// committed offset.
+			c.client.AllowRebalance()
+			if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+				return cause
+			}
+			return nil
+		}
+		fetches.EachError(func(topic string, partition int32, err error) {
+			c.cfg.Log.Warn("fetch failed", "consumer_group", c.cfg.Inbox.Group(), "topic", topic, "partition", partition, "error", err)
+			if fenced(err) {
+				cancel(fmt.Errorf("consume %s: %w", topic, err))
+			}
+		})
+		fetches.EachPartition(func(f kgo.FetchTopicPartition) {
+			if len(f.Records) == 0 {
+				return
+			}
+			if p := c.partition(f.Topic, f.Partition); p != nil {
+				p.add(f.Records)
+			}
+		})
+		c.client.AllowRebalance()
+	}
+}
+
+// fenced: another process uses the same static member's name, or this one may
+// not read at all. Going on would not help.
+func fenced(err error) bool {
+	return errors.Is(err, kerr.FencedInstanceID) || errors.Is(err, kerr.GroupAuthorizationFailed) || errors.Is(err, kerr.TopicAuthorizationFailed)
+}
+
+func (c *consumer) fail(err error) {
+	select {
+	case c.fatal <- err:
+	default:
+	}
+}
+
+func (c *consumer) partition(topic string, id int32) *partition {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.partitions[topic][id]
+}
+
+// assigned starts a worker for each partition, before its first record.
+func (c *consumer) assigned(_ context.Context, _ *kgo.Client, parts map[string][]int32) {
+	c.cfg.Metrics.Rebalanced()
+	c.mu.Lock()
+	for topic, ids := range parts {
+		for _, id := range ids {
+			if c.partitions[topic] == nil {
+				c.partitions[topic] = map[int32]*partition{}
+			}
+			if c.partitions[topic][id] == nil {
+				c.partitions[topic][id] = startPartition(c, topic, id)
+			}
+		}
+	}
+	c.mu.Unlock()
+	if len(parts) > 0 {
+		c.cfg.Log.Info("partitions assigned", "consumer_group", c.cfg.Inbox.Group(), "partitions", parts)
+		c.client.ResumeFetchPartitions(parts)
+		c.cfg.Assigned(parts)
+	}
+}
+
+// take removes the partitions from the assignment: no record is handed to them
+// any more.
+func (c *consumer) take(parts map[string][]int32) []*partition {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var taken []*partition
+	for topic, ids := range parts {
+		for _, id := range ids {
+			if p := c.partitions[topic][id]; p != nil {
+				taken = append(taken, p)
+				delete(c.partitions[topic], id)
+			}
+		}
+	}
+	return taken
+}
+
+func (c *consumer) all() map[string][]int32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	parts := map[string][]int32{}
+	for topic, m := range c.partitions {
+		for id := range m {
+			parts[topic] = append(parts[topic], id)
+		}
+	}
+	return parts
+}
+
+// revoked finishes what the partitions have in flight and commits it; after it
+// returns nothing is committed for them any more.
+func (c *consumer) revoked(ctx context.Context, _ *kgo.Client, parts map[string][]int32) {
+	if len(parts) == 0 {
+		return
+	}
+	c.cfg.Log.Info("partitions revoked", "consumer_group", c.cfg.Inbox.Group(), "partitions", parts)
+	c.cfg.Failpoint("revoke")
+	taken := c.take(parts)
+	work, cancel := context.WithTimeout(ctx, c.cfg.RevokeTimeout)
+	defer cancel()
+	finish(work, taken)
+	c.commits.final(ctx, taken)
+}
+
+// lost gives the partitions up without a commit: they are already another's.
+func (c *consumer) lost(_ context.Context, _ *kgo.Client, parts map[string][]int32) {
+	taken := c.take(parts)
+	for _, p := range taken {
+		p.cancel()
+	}
+	finish(context.Background(), taken)
+	c.commits.forget(taken)
+	c.cfg.Log.Warn("partitions lost", "consumer_group", c.cfg.Inbox.Group(), "partitions", parts)
+}
+
+// finish waits for the workers to end their transactions; those that are not
+// done in time are rolled back.
+func finish(ctx context.Context, taken []*partition) {
+	for _, p := range taken {
+		p.stop()
+	}
+	for _, p := range taken {
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			p.cancel()
+			<-p.done
+		}
+	}
+}
+
+// shutdown: finish the transactions, commit, leave. Each has its share of the
+// deadline.
+func (c *consumer) shutdown(ctx context.Context) error {
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.ShutdownTimeout)
+	defer cancel()
+	work, cancelWork := context.WithTimeout(ctx, c.cfg.ShutdownTimeout*2/3)
+	taken := c.take(c.all())
+	finish(work, taken)
+	cancelWork()
+	c.commits.final(ctx, taken)
+	c.commits.stop()
+	err := c.client.LeaveGroupContext(ctx)
+	if ctx.Err() != nil {
+		return fmt.Errorf("shutdown did not finish within %s: %w", c.cfg.ShutdownTimeout, ctx.Err())
+	}
+	if err != nil {
+		c.cfg.Log.Warn("could not leave the group", "consumer_group", c.cfg.Inbox.Group(), "error", err)
+	}
+	c.cfg.Log.Info("stopped", "consumer_group", c.cfg.Inbox.Group(), "took", time.Since(start))
+	return nil
+}
