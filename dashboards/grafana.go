@@ -208,10 +208,11 @@ func lines(change ...func(*timeseries.PanelBuilder)) func(panel) (dashboard.Pane
 			DrawStyle(common.GraphDrawStyleLine).
 			LineWidth(2).
 			FillOpacity(0).
+			AxisSoftMin(0).
 			ShowPoints(common.VisibilityModeNever).
 			// A series that was withheld is a gap, not a line drawn across it.
 			SpanNulls(common.BoolOrFloat64{Bool: cog.ToPtr(false)}).
-			ColorScheme(dashboard.NewFieldColorBuilder().Mode(dashboard.FieldColorModeIdPaletteClassicByName))
+			ColorScheme(dashboard.NewFieldColorBuilder().Mode(dashboard.FieldColorModeIdPaletteClassic))
 		if len(p.steps) > 0 {
 			b.ThresholdsStyle(common.NewGraphThresholdsStyleConfigBuilder().Mode(common.GraphThresholdsStyleModeDashed))
 		}
@@ -223,6 +224,13 @@ func lines(change ...func(*timeseries.PanelBuilder)) func(panel) (dashboard.Pane
 		return built, err
 	}
 }
+
+// shouldBeZero scales the axis of a count whose every unit is a fault: 1 must
+// not look like 0, and 0 not like the middle of nothing.
+func shouldBeZero(b *timeseries.PanelBuilder) { b.AxisSoftMax(2).Decimals(0) }
+
+// longTime keeps the axis of ages and retentions short.
+func longTime(b *timeseries.PanelBuilder) { b.Decimals(1) }
 
 // number is a panel of one big value: the last one, over all series the worst
 // is the query's business.
@@ -265,17 +273,13 @@ type column struct {
 	properties []dashboard.DynamicConfigValue
 }
 
-// rowsOf is a table of one row for each label set, one column for each query,
-// sorted by the column named first, the highest first.
-func rowsOf(sortBy string, transformations []dashboard.DataTransformerConfig, columns []column) func(panel) (dashboard.Panel, error) {
+// rowsOf is a table of one row for each label set and one column for each query.
+func rowsOf(transformations []dashboard.DataTransformerConfig, columns []column) func(panel) (dashboard.Panel, error) {
 	return func(p panel) (dashboard.Panel, error) {
 		b := table.NewPanelBuilder().
 			ShowHeader(true).
 			CellHeight(common.TableCellHeightSm).
 			Align(common.FieldTextAlignmentAuto).
-			SortBy([]cog.Builder[common.TableSortByFieldState]{
-				common.NewTableSortByFieldStateBuilder().DisplayName(sortBy).Desc(true),
-			}).
 			Transformations(transformations)
 		for _, c := range columns {
 			b.OverrideByName(c.name, c.properties)

@@ -53,7 +53,7 @@ func group(t alerts.Thresholds) page {
 						{expr: consumed("kafka_topic_retention_seconds"), legend: "topic {{topic}}"},
 						{expr: consumed("kafka_topic_worst_case_retention_seconds"), legend: "worst case {{topic}}"},
 					},
-					draw: lines(func(b *timeseries.PanelBuilder) { b.Min(0) }),
+					draw: lines(longTime),
 				},
 				{
 					title: "Oldest record against oldest marker",
@@ -66,7 +66,7 @@ func group(t alerts.Thresholds) page {
 						{expr: expr(`min by (cluster, database, consumer_group, topic) (%s)`, sel("processed_events_oldest_age_seconds")), legend: "marker {{consumer_group}} {{topic}}"},
 						{expr: consumed("kafka_topic_oldest_record_age_seconds"), legend: "record {{topic}}"},
 					},
-					draw: lines(func(b *timeseries.PanelBuilder) { b.Min(0) }),
+					draw: lines(longTime),
 				},
 			}},
 			{"What do the transactions do?", []panel{
@@ -95,7 +95,7 @@ func group(t alerts.Thresholds) page {
 						{expr: quantile(0.99), legend: "{{consumer_group}} 99th percentile", exemplars: true},
 						{expr: quantile(0.5), legend: "{{consumer_group}} median"},
 					},
-					draw: lines(func(b *timeseries.PanelBuilder) { b.Min(0) }),
+					draw: lines(),
 				},
 				{
 					title: "Handled per second",
@@ -125,7 +125,7 @@ func group(t alerts.Thresholds) page {
 					runbooks: []string{"ConsumerOffsetCommitLagWidening", "ConsumerOffsetCommitLagHigh"},
 					steps:    []step{{t.CommitLagWarning, watch}, {t.CommitLagCritical, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, byTopic, sel("consumer_offset_commit_lag_seconds")), legend: "{{consumer_group}} {{topic}}"}},
-					draw:    lines(func(b *timeseries.PanelBuilder) { b.Min(0) }),
+					draw:    lines(),
 				},
 			}},
 			{"Does the group keep up?", []panel{
@@ -145,7 +145,7 @@ func group(t alerts.Thresholds) page {
 					runbooks: []string{"ConsumerLagGrowing"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_lag_seconds")), legend: "{{topic}} {{partition}}"}},
-					draw:    lines(),
+					draw:    lines(longTime),
 				},
 				{
 					title: "Commits outside the log",
@@ -158,7 +158,7 @@ func group(t alerts.Thresholds) page {
 						{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_records_expired")), legend: "{{topic}} {{partition}} expired"},
 						{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_offset_out_of_range")), legend: "{{topic}} {{partition}} out of range"},
 					},
-					draw: lines(),
+					draw: lines(shouldBeZero),
 				},
 				{
 					title: "Rebalances and members",
@@ -181,7 +181,7 @@ func group(t alerts.Thresholds) page {
 					runbooks: []string{"EventsLost"},
 					steps:    []step{{1, violated}}, width: 12, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, partition) (increase(%s[$__rate_interval]))`, byTopic, sel("events_lost_total")), legend: "{{topic}} {{partition}}"}},
-					draw:    lines(bars),
+					draw:    lines(bars, shouldBeZero),
 				},
 			}},
 			{"What becomes of the effects?", []panel{
@@ -196,7 +196,7 @@ func group(t alerts.Thresholds) page {
 							perGroup, sel("event_retries_total"), sel("events_handled_total")),
 						legend: "{{consumer_group}}",
 					}},
-					draw: lines(func(b *timeseries.PanelBuilder) { b.Min(0) }),
+					draw: lines(),
 				},
 				{
 					title:       "Dead letters",
@@ -215,7 +215,7 @@ func group(t alerts.Thresholds) page {
 					runbooks: []string{"MarkerEffectDivergence"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (cluster, database, consumer_group, kind) (%s)`, sel("processed_events_divergent_rows")), legend: "{{consumer_group}} {{kind}}"}},
-					draw:    lines(),
+					draw:    lines(shouldBeZero),
 				},
 				{
 					title:       "Outbox: oldest intent",
@@ -224,7 +224,7 @@ func group(t alerts.Thresholds) page {
 					runbooks: []string{"OutboxStuck"},
 					steps:    []step{{t.OutboxPendingAge, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("outbox_oldest_pending_age_seconds")), legend: "{{consumer_group}}"}},
-					draw:    lines(func(b *timeseries.PanelBuilder) { b.Min(0) }),
+					draw:    lines(),
 				},
 				{
 					title:       "Outbox: intents waiting",
@@ -233,7 +233,7 @@ func group(t alerts.Thresholds) page {
 					runbooks: []string{"OutboxStuck"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("outbox_pending")), legend: "{{consumer_group}}"}},
-					draw:    lines(func(b *timeseries.PanelBuilder) { b.Min(0) }),
+					draw:    lines(),
 				},
 				{
 					title:       "Outbox: deliveries per second",

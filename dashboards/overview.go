@@ -16,7 +16,7 @@ func overview(t alerts.Thresholds) page {
 		from:        "now-6h",
 		rows: []row{
 			{"Verdict", []panel{
-				verdictTable(t, 8),
+				verdictTable(t, 7),
 				{
 					title: "Lowest marker age ÷ topic retention",
 					description: "The oldest marker's age over the topic's retention, of the group that is worst off. " +
@@ -75,7 +75,7 @@ func overview(t alerts.Thresholds) page {
 					width: 12, height: 8,
 					queries: []query{{expr: againstRetention("processed_events_oldest_age_seconds"), legend: "{{consumer_group}} {{topic}}"}},
 					draw: lines(func(b *timeseries.PanelBuilder) {
-						b.AxisSoftMin(0).AxisSoftMax(1.2)
+						b.AxisSoftMax(1.1 * t.RetentionRatioWarning)
 					}),
 				},
 				{
@@ -94,9 +94,9 @@ func overview(t alerts.Thresholds) page {
 					// The band spans a factor of 50: on a linear axis its lower
 					// edge lies on the axis. Symlog can also draw 0.
 					draw: lines(func(b *timeseries.PanelBuilder) {
-						b.Min(0).AxisSoftMax(0.01).
+						b.Min(0).AxisSoftMax(2 * t.DuplicateRatioMax).
 							ScaleDistribution(common.NewScaleDistributionConfigBuilder().
-								Type(common.ScaleDistributionSymlog).Log(10).LinearThreshold(t.DuplicateRatioMin / 10))
+								Type(common.ScaleDistributionSymlog).Log(10).LinearThreshold(t.DuplicateRatioMin))
 					}),
 				},
 				{
@@ -117,7 +117,7 @@ func overview(t alerts.Thresholds) page {
 					runbooks: []string{"ConsumerLagGrowing"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("consumer_lag_seconds")), legend: "{{consumer_group}}"}},
-					draw:    lines(),
+					draw:    lines(longTime),
 				},
 				{
 					title: "Handled per second",
@@ -136,7 +136,7 @@ func overview(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsReplayExposed"},
 					steps:    []step{{1, violated}}, width: 12, height: 7,
 					queries: []query{{expr: expr(`sum by (%[1]s, topic) (max by (%[1]s, topic, partition) (%[2]s))`, perGroup, sel("processed_events_unprotected_records")), legend: "{{consumer_group}} {{topic}}"}},
-					draw:    lines(),
+					draw:    lines(shouldBeZero),
 				},
 				{
 					title: "Losses",
@@ -149,7 +149,7 @@ func overview(t alerts.Thresholds) page {
 						{expr: expr(`sum by (%s, topic) (increase(%s[$__rate_interval]))`, perGroup, sel("events_lost_total")), legend: "{{consumer_group}} {{topic}} gap"},
 						{expr: expr(`sum by (%[1]s, topic) (max by (%[1]s, topic, partition) (%[2]s))`, perGroup, sel("consumer_records_expired")), legend: "{{consumer_group}} {{topic}} expired"},
 					},
-					draw: lines(),
+					draw: lines(shouldBeZero),
 				},
 			}},
 			{"Can this be believed?", []panel{
@@ -167,7 +167,7 @@ func overview(t alerts.Thresholds) page {
 							sel("oncewatch_collector_last_success_timestamp_seconds"), sel("oncewatch_collector_interval_seconds"), num(4*t.StaleIntervals)),
 						legend: "{{collector}} {{instance}}",
 					}},
-					draw: lines(func(b *timeseries.PanelBuilder) { b.Min(0) }),
+					draw: lines(),
 				},
 				{
 					title: "What could not be read",

@@ -30,7 +30,6 @@ func holding(t alerts.Thresholds) page {
 		noTable  = "Table health is not exported: is the postgres collector up?"
 		noLedger = "The ledger is not exported: is the postgres collector up?"
 		noPruner = "No pruner is scraped: reference-consumer prune exports this, and so it must be in the selected job"
-		fromZero = func(b *timeseries.PanelBuilder) { b.Min(0) }
 	)
 	return page{
 		uid:         tableUID,
@@ -80,7 +79,7 @@ func holding(t alerts.Thresholds) page {
 						{expr: forecast, legend: "{{consumer_group}} in " + days + " days"},
 						{expr: limit, legend: "{{consumer_group}} limit"},
 					},
-					draw: lines(fromZero),
+					draw: lines(),
 				},
 				{
 					title:       "Inserted less pruned, over a day",
@@ -112,7 +111,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`%s / on (%s) (%s > 0)`, bytes, perTable, live), legend: "{{database}}"}},
-					draw:    lines(fromZero),
+					draw:    lines(),
 				},
 				{
 					title: "Index bloat", description: "Bytes per row of each index against its own lowest value since the exporter started. Good: below 2. Above, and with slow handling: REINDEX CONCURRENTLY, after locks and checkpoints were ruled out.",
@@ -129,7 +128,7 @@ func holding(t alerts.Thresholds) page {
 					noData: noTable, unit: "short",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
-					queries: []query{{expr: dead, legend: "{{database}}"}}, draw: lines(fromZero),
+					queries: []query{{expr: dead, legend: "{{database}}"}}, draw: lines(),
 				},
 				{
 					title: "Time since the last vacuum", description: "Good: less than a day on a table that is pruned. Otherwise lower autovacuum_vacuum_scale_factor for this table: the default waits for 20 % of it.",
@@ -137,7 +136,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`time() - max by (%s) (%s > 0)`, perTable, sel("processed_events_last_vacuum_timestamp_seconds")), legend: "{{database}}"}},
-					draw:    lines(fromZero),
+					draw:    lines(longTime),
 				},
 				{
 					title: "Age of the xmin horizon", description: "Good: minutes. A line that rises by 1 s/s is one holder: a forgotten transaction, a replication slot, a prepared transaction. End it, or dead rows stay.",
@@ -145,7 +144,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
 					steps:    []step{{600, watch}, {3600, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perTable, sel("processed_events_xmin_horizon_age_seconds")), legend: "{{database}}"}},
-					draw:    lines(fromZero),
+					draw:    lines(longTime),
 				},
 			}},
 			{"Pruner", []panel{
@@ -155,7 +154,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`sum by (cluster, instance) (rate(%s[$__rate_interval]))`, sel("marker_prune_deleted_total")), legend: "{{instance}}"}},
-					draw:    lines(fromZero),
+					draw:    lines(),
 				},
 				{
 					title: "Duration of a prune batch", description: "95th percentile. Good: below 100 ms for 10,000 rows. Rising from batch to batch: a held snapshot makes each one walk over dead entries.",
@@ -163,7 +162,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`histogram_quantile(0.95, sum by (cluster, instance, le) (rate(%s[$__rate_interval])))`, sel("marker_prune_batch_duration_seconds_bucket")), legend: "{{instance}}"}},
-					draw:    lines(fromZero),
+					draw:    lines(),
 				},
 				{
 					title: "Time since the pruner finished", description: "Good: below twice its interval. Otherwise look whether it runs at all, and whether another one holds its advisory lock.",
@@ -171,7 +170,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`time() - max by (cluster, instance) (%s > 0)`, sel("marker_prune_last_success_timestamp_seconds")), legend: "{{instance}}"}},
-					draw:    lines(fromZero),
+					draw:    lines(longTime),
 				},
 			}},
 			{"Can the counts be believed?", []panel{
@@ -184,7 +183,7 @@ func holding(t alerts.Thresholds) page {
 						{expr: expr(`min by (%s) (%s)`, perTable, sel("oncewatch_ledger_ready")), legend: "{{database}} ready"},
 						{expr: expr(`max by (%s, reason) (%s)`, perTable, sel("oncewatch_ledger_inexact")), legend: "{{database}} inexact: {{reason}}"},
 					},
-					draw: lines(fromZero),
+					draw: lines(),
 				},
 				{
 					title: "Rows the scrub corrected", description: "Good: 0. Otherwise rows changed in a way the ledger cannot see at once: deletions in the middle of the table, or very late commits.",
@@ -192,7 +191,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsExporterPollFailing"},
 					width:    8, height: 7,
 					queries: []query{{expr: replicated(perTable, expr(`increase(%s[$__rate_interval])`, sel("oncewatch_ledger_corrections_total"))), legend: "{{database}}"}},
-					draw:    lines(fromZero),
+					draw:    lines(),
 				},
 				{
 					title: "Since when every bucket has been verified", description: "Good: hours at most. Growing without end: the scrub's budget is too small for this table.",
@@ -200,7 +199,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsExporterPollStale"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perTable, sel("oncewatch_ledger_scrub_age_seconds")), legend: "{{database}}"}},
-					draw:    lines(fromZero),
+					draw:    lines(longTime),
 				},
 			}},
 		},

@@ -61,7 +61,7 @@ func verdictTable(t alerts.Thresholds, height uint32) panel {
 		runbooks: []string{"ProcessedEventsRetentionBelowBroker", "ConsumerDuplicateRatioHigh", "ConsumerOffsetCommitLagHigh"},
 		width:    gridWidth, height: height,
 		queries: queries,
-		draw: rowsOf("Worst", []dashboard.DataTransformerConfig{
+		draw: rowsOf([]dashboard.DataTransformerConfig{
 			{Id: "merge", Options: map[string]any{}},
 			{Id: "calculateField", Options: map[string]any{
 				"mode": "reduceRow", "alias": "Worst",
@@ -70,6 +70,9 @@ func verdictTable(t alerts.Thresholds, height uint32) panel {
 			{Id: "organize", Options: map[string]any{
 				"excludeByName": map[string]any{"Time": true},
 				"renameByName":  names, "indexByName": order,
+			}},
+			{Id: "sortBy", Options: map[string]any{
+				"fields": map[string]any{}, "sort": []any{map[string]any{"field": "Worst", "desc": true}},
 			}},
 		}, columns),
 	}
@@ -106,6 +109,5 @@ func groupLink() []dashboard.DynamicConfigValue {
 			Url:     cog.ToPtr("/d/" + groupUID + "?var-consumer_group=${__value.text:percentencode}&${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&${__url_time_range}"),
 			Tags:    []string{},
 		}}},
-		{Id: "custom.width", Value: 220},
 	}
 }
