@@ -1,0 +1,195 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// countSQL counts a range of times by bucket, series and partition. All that
+// varies is built from the catalogue and from numbers, never from input.
+const countSQL = `SELECT %s, %s, %s, %s, count(*), %s, %s, %s, %s FROM %s WHERE %s GROUP BY 1, 2, 3, 4`
+
+// counter builds the statements for one table.
+type counter struct {
+	from   string // the table
+	at     string // the time column, quoted
+	group  string // expressions, cast to what the ledger holds
+	topic  string
+	part   string
+	offset string
+	zoned  bool // timestamptz
+}
+
+func newCounter(t *Table) *counter {
+	expr := func(column, cast, none string) string {
+		if column == "" {
+			return none
+		}
+		return quote(column) + cast
+	}
+	c := &counter{
+		from:   t.sql(),
+		at:     quote(t.Has.ProcessedAt),
+		group:  "coalesce(" + expr(t.Has.Group, "::text", "NULL") + ", '')",
+		topic:  "coalesce(" + expr(t.Has.Topic, "::text", "NULL") + ", '')",
+		part:   "NULL::bigint",
+		offset: "NULL::bigint",
+		zoned:  !t.Zoneless,
+	}
+	if t.Has.Partition != "" && t.Has.Offset != "" {
+		c.part, c.offset = expr(t.Has.Partition, "::bigint", ""), expr(t.Has.Offset, "::bigint", "")
+	}
+	return c
+}
+
+// literal writes a time as the column's type. The statement's text varies, so
+// that the planner sees the value and prunes partitions.
+func (c *counter) literal(t int64) string {
+	u := time.UnixMicro(t).UTC()
+	if c.zoned {
+		return u.Format("TIMESTAMPTZ '2006-01-02 15:04:05.000000+00'")
+	}
+	return u.Format("TIMESTAMP '2006-01-02 15:04:05.000000'")
+}
+
+// The first and last second that literal can write; a bound beyond is none.
+var (
+	firstLiteral = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
+	lastLiteral  = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
+)
+
+// within is the condition lo <= time < hi.
+func (c *counter) within(lo, hi int64) string {
+	var conds []string
+	if lo > firstLiteral {
+		conds = append(conds, c.at+" >= "+c.literal(lo))
+	}
+	if hi < lastLiteral {
+		conds = append(conds, c.at+" < "+c.literal(hi))
+	}
+	if len(conds) == 0 {
+		return c.at + " IS NOT NULL"
+	}
+	return strings.Join(conds, " AND ")
+}
+
+// raw is an expression of the column's type as timestamptz in the ledger's
+// time, whatever the session's zone.
+func (c *counter) raw(expr string) string {
+	if c.zoned {
+		return expr
+	}
+	return "(" + expr + ") AT TIME ZONE 'UTC'"
+}
+
+func (c *counter) bin(width int64) string {
+	return fmt.Sprintf("date_bin('%d seconds', %s, %s)", width/second, c.at, c.literal(0))
+}
+
+// count counts a range in buckets of the given width. The range's ends must be
+// borders of such buckets (or no bound).
+func (c *counter) count(ctx context.Context, conn *pgx.Conn, lo, hi, width int64, intern func(group, topic string) int32) ([]*bucket, error) {
+	sql := fmt.Sprintf(countSQL, c.raw(c.bin(width)), c.group, c.topic, c.part,
+		c.raw("min("+c.at+")"), c.raw("max("+c.at+")"), "min("+c.offset+")", "max("+c.offset+")",
+		c.from, c.within(lo, hi))
+	rows, err := conn.Query(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	return collect(rows, width, intern)
+}
+
+// collect reads a count's rows. It returns buckets only when it has seen all
+// rows: a statement that fails at the fifth row has counted nothing.
+func collect(rows pgx.Rows, width int64, intern func(group, topic string) int32) ([]*bucket, error) {
+	byStart := map[int64]*bucket{}
+	var (
+		bin, oldest, newest       pgtype.Timestamptz
+		group, topic              string
+		partition, minOff, maxOff *int64
+		n                         int64
+	)
+	for rows.Next() {
+		if err := rows.Scan(&bin, &group, &topic, &partition, &n, &oldest, &newest, &minOff, &maxOff); err != nil {
+			return nil, err
+		}
+		lo := micros(bin)
+		b := byStart[lo]
+		if b == nil {
+			b = &bucket{lo: lo, hi: lo + width}
+			if lo == minTime || lo == maxTime {
+				b.lo = min(lo, maxTime-1)
+				b.hi = b.lo + 1
+			}
+			byStart[lo] = b
+		}
+		series := intern(group, topic)
+		i := slices.IndexFunc(b.cells, func(c cell) bool { return c.series == series })
+		if i < 0 {
+			i = len(b.cells)
+			b.cells = append(b.cells, cell{series: series, min: maxTime, max: minTime})
+		}
+		c := &b.cells[i]
+		c.count += n
+		c.min, c.max = min(c.min, micros(oldest)), max(c.max, micros(newest))
+		if partition != nil && minOff != nil {
+			c.offsets = addOffsets(c.offsets, offsets{*partition, *minOff, *maxOff})
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	buckets := make([]*bucket, 0, len(byStart))
+	for _, b := range byStart {
+		slices.SortFunc(b.cells, func(x, y cell) int { return int(x.series) - int(y.series) })
+		buckets = append(buckets, b)
+	}
+	slices.SortFunc(buckets, func(x, y *bucket) int {
+		switch {
+		case x.lo < y.lo:
+			return -1
+		case x.lo > y.lo:
+			return 1
+		}
+		return 0
+	})
+	return buckets, nil
+}
+
+func micros(t pgtype.Timestamptz) int64 {
+	switch t.InfinityModifier {
+	case pgtype.Infinity:
+		return maxTime
+	case pgtype.NegativeInfinity:
+		return minTime
+	}
+	return t.Time.UnixMicro()
+}
+
+// first finds the oldest row at or after lo and before hi: one probe of the
+// index, not a walk over what was pruned below lo.
+func (c *counter) first(ctx context.Context, conn *pgx.Conn, lo, hi int64) (int64, bool, error) {
+	sql := fmt.Sprintf("SELECT %s FROM %s WHERE %s ORDER BY %s LIMIT 1", c.raw(c.at), c.from, c.within(lo, hi), c.at)
+	rows, err := conn.Query(ctx, sql)
+	if err != nil {
+		return 0, false, err
+	}
+	defer rows.Close()
+	found, at := false, int64(math.MinInt64)
+	for rows.Next() {
+		var t pgtype.Timestamptz
+		if err := rows.Scan(&t); err != nil {
+			return 0, false, err
+		}
+		found, at = true, micros(t)
+	}
+	return at, found, rows.Err()
+}

@@ -1,0 +1,354 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"oncewatch/collectors/poll"
+)
+
+// tuning is the ledger's constants; tests make them small.
+type tuning struct {
+	fine   int64 // width of buckets where rows come and go
+	coarse int64 // width of buckets elsewhere, at first
+	// slack is how far behind the clock a new row may appear: the time between
+	// a transaction taking its start and the server showing it.
+	slack int64
+	// standbySlack is the same on a standby, where the primary's open
+	// transactions cannot be seen.
+	standbySlack int64
+	// edgeRows is how many rows must stand unchanged above the last loss for
+	// the pruned edge to end.
+	edgeRows int64
+	// scrubRows is how many rows a poll verifies.
+	scrubRows int64
+	// future is how far ahead of the clock the tail always reaches; it is open
+	// as long as no more than futureRows lie beyond.
+	future, futureRows int64
+	// gap is the longest tail that is counted at once.
+	gap int64
+	// chunk is how long a statement of the backfill should take, and share how
+	// much of a poll's time the backfill may use.
+	chunk time.Duration
+	share float64
+	// duty is how much of the time the fallback without an index may read.
+	duty float64
+}
+
+func defaultTuning() tuning {
+	return tuning{
+		fine: 10 * second, coarse: minute,
+		slack: 5 * second, standbySlack: 2 * minute,
+		edgeRows: 1000, scrubRows: 25_000,
+		future: 5 * minute, futureRows: 20_000,
+		gap:   10 * minute,
+		chunk: 200 * time.Millisecond, share: 0.6,
+		duty: 0.01,
+	}
+}
+
+// ledger is a poll.Source. Its state belongs to Poll, which runs once at a
+// time.
+type ledger struct {
+	store *Store
+	t     tuning
+
+	table *Table // nil before the first poll that found it
+	count *counter
+	ident identity
+
+	book   book
+	series seriesTable
+	open   *openTransactions
+	// clock is the server's at the last poll, 0 before; clockRead is ours.
+	clock     int64
+	clockRead time.Time
+	// tailFrom is where the next tail begins. hotFrom is where fine buckets
+	// begin, below it; width is that of the buckets below hotFrom.
+	tailFrom, hotFrom, width int64
+
+	backfill backfill
+	scrub    scrub
+	tally    tally
+	pages    pages
+
+	// observer is called in the counting snapshot when all is counted, for
+	// tests to compare.
+	observer func(ctx context.Context, conn *pgx.Conn)
+}
+
+// identity tells a table from another that took its place.
+type identity struct {
+	database string
+	table    uint32
+	has      Columns
+	zone     string
+	indexed  bool
+}
+
+func newLedger(s *Store, t tuning) *ledger {
+	l := &ledger{store: s, t: t, series: newSeriesTable()}
+	l.reset()
+	return l
+}
+
+// reset forgets what was counted, but not what was seen to come and go.
+func (l *ledger) reset() {
+	l.book = book{}
+	l.open = &openTransactions{slack: l.t.slack}
+	l.clock, l.tailFrom, l.hotFrom, l.width = 0, 0, 0, l.t.coarse
+	l.backfill = backfill{}
+	l.scrub = scrub{corrections: l.scrub.corrections}
+	l.tally = tally{}
+	l.pages = pages{}
+}
+
+// Describe implements poll.Source.
+func (l *ledger) Describe(ch chan<- *prometheus.Desc) { describeMarkers(ch) }
+
+// reading is what one poll has read so far.
+type reading struct {
+	session *session
+	before  *activity // read outside the counting snapshot
+	inside  *activity // read inside it
+	read    time.Time // when inside was read, by our clock
+	stats   []leafStats
+
+	problems []poll.Problem
+	reasons  map[Reason]bool
+	changes  []change
+}
+
+// Poll implements poll.Source.
+func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
+	s := l.store
+	r := &reading{reasons: map[Reason]bool{}}
+	var c *counter
+	err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) (err error) {
+		if r.session, r.problems, err = s.discover(ctx, conn); err != nil {
+			return err
+		}
+		c = newCounter(r.session.Table)
+		if r.before, err = readActivity(ctx, conn, c, r.session); err != nil {
+			return err
+		}
+		r.stats, err = readStats(ctx, conn, r.session)
+		return err
+	})
+	if err != nil {
+		return nil, explain("table "+s.cfg.Table, err)
+	}
+	l.meet(r.session, c)
+	if l.table.TimeIndex == "" {
+		err = l.pollPages(ctx, r)
+	} else {
+		err = l.pollRanges(ctx, r)
+	}
+	l.observe(r)
+	if err != nil {
+		return nil, explain("table "+l.table.String(), err)
+	}
+	m := l.snapshot(r)
+	s.learn(func(f *facts) {
+		f.database, f.table, f.rows = m.Database, m.Table, -1
+		if m.Ready {
+			f.rows = m.Rows()
+		}
+	})
+	return m, nil
+}
+
+// meet starts afresh where the table is another than before.
+func (l *ledger) meet(in *session, c *counter) {
+	t := in.Table
+	id := identity{in.Database, t.OID, t.Has, t.Zone, t.TimeIndex != ""}
+	if l.table != nil && id != l.ident {
+		l.store.log.Info("the marker table is another than before and is counted anew", "table", t.String())
+		l.reset()
+	}
+	if t.TimeIndex == "" && (l.table == nil || id != l.ident) {
+		l.store.log.Warn("no valid index leads with the time: the markers are counted page by page, now and then",
+			"table", t.String(), "remedy", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s)", t.sql(), c.at))
+	}
+	l.table, l.count, l.ident = t, c, id
+}
+
+// pollRanges counts again, in one snapshot, what can have changed since the
+// last poll, and then goes on with the backfill. A range is replaced by what
+// the snapshot says of it, so a poll that fails half-way leaves nothing wrong:
+// the next counts all of it again.
+func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
+	var next *openTransactions
+	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) (err error) {
+		// The first statement takes the snapshot.
+		began := time.Now()
+		if r.inside, err = readActivity(ctx, conn, l.count, r.session); err != nil {
+			return err
+		}
+		r.read = l.store.now()
+		q := &recounter{ledger: l, conn: conn, reading: r, began: began}
+		if err := l.countTail(ctx, q); err != nil {
+			return err
+		}
+		if next, err = l.countEnded(ctx, q); err != nil {
+			return err
+		}
+		if err := l.countEdge(ctx, q); err != nil {
+			return err
+		}
+		l.suspect(r)
+		if err := l.verify(ctx, q); err != nil {
+			return err
+		}
+		if l.observer != nil {
+			l.observer(ctx, conn)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	l.open = next
+	l.advance(r)
+	return l.fill(ctx, r)
+}
+
+// mergeWindows widens windows to whole buckets and joins those that touch.
+// Those of unknown start stay by themselves.
+func mergeWindows(ws []window, width int64) []window {
+	ws = slices.Clone(ws)
+	for i, w := range ws {
+		if w.lo != hidden {
+			ws[i] = window{floor(w.lo, width), ceil(w.hi+1, width)}
+		}
+	}
+	slices.SortFunc(ws, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })
+	var merged []window
+	for _, w := range ws {
+		if n := len(merged); n > 0 && merged[n-1].lo != hidden && w.lo <= merged[n-1].hi {
+			merged[n-1].hi = max(merged[n-1].hi, w.hi)
+			continue
+		}
+		merged = append(merged, w)
+	}
+	return merged
+}
+
+// countEnded counts again where transactions started that have ended since
+// the last poll.
+func (l *ledger) countEnded(ctx context.Context, q *recounter) (*openTransactions, error) {
+	r := q.reading
+	over, next := l.open.ended(r.before, r.inside)
+	if len(r.inside.prepared) > 0 {
+		r.reasons[ReasonPrepared] = true
+	}
+	if !r.session.ReadAllStats {
+		r.reasons[ReasonRole] = true
+	}
+	for _, w := range mergeWindows(over, l.width) {
+		if w.lo == hidden {
+			// It was open before we first looked: nobody can say since when.
+			l.scrub.hurry()
+			continue
+		}
+		if err := q.recount(ctx, w.lo, w.hi); err != nil {
+			return nil, err
+		}
+	}
+	return next, nil
+}
+
+// recounter counts in one snapshot.
+type recounter struct {
+	*ledger
+	conn    *pgx.Conn
+	reading *reading
+	began   time.Time
+	// tailLo and tailHi are the ends of this poll's tail, which it has counted.
+	tailLo, tailHi int64
+}
+
+// spent says whether the snapshot is old enough to end.
+func (q *recounter) spent() bool { return time.Since(q.began) > snapshotBudget }
+
+// recount counts a range again that may lie anywhere, and leaves out what this
+// poll's tail has counted and what the backfill has yet to count.
+func (q *recounter) recount(ctx context.Context, lo, hi int64) error {
+	hi = min(hi, q.tailLo)
+	if lo >= hi {
+		return nil
+	}
+	lo, hi = floor(lo, q.width), min(ceil(hi, q.width), q.tailLo)
+	if f := &q.backfill; f.active {
+		if err := q.recountCovered(ctx, lo, min(hi, f.next)); err != nil {
+			return err
+		}
+		lo = max(lo, f.end)
+	}
+	return q.recountCovered(ctx, lo, hi)
+}
+
+func (q *recounter) recountCovered(ctx context.Context, lo, hi int64) error {
+	if lo >= hi {
+		return nil
+	}
+	lo, hi = q.book.span(lo, hi)
+	if _, err := q.replace(ctx, lo, min(hi, q.hotFrom), q.width); err != nil {
+		return err
+	}
+	_, err := q.replace(ctx, max(lo, q.hotFrom), hi, q.t.fine)
+	return err
+}
+
+// replace counts a range whose ends are borders of buckets and puts the result
+// in the book.
+func (q *recounter) replace(ctx context.Context, lo, hi, width int64) ([]change, error) {
+	if lo >= hi {
+		return nil, nil
+	}
+	counted, err := q.count.count(ctx, q.conn, lo, hi, width, q.series.intern)
+	if err != nil {
+		return nil, err
+	}
+	return q.apply(q.reading, lo, hi, counted), nil
+}
+
+// apply puts the count of a range in the book and keeps the difference.
+func (l *ledger) apply(r *reading, lo, hi int64, counted []*bucket) []change {
+	changes := l.book.replace(lo, hi, counted)
+	l.note(r, changes)
+	return changes
+}
+
+// note adds changes to what was seen to come and go.
+func (l *ledger) note(r *reading, changes []change) {
+	for _, c := range changes {
+		s := l.series.at(c.series)
+		switch d := c.after.count - c.before.count; {
+		case d > 0:
+			s.inserted += d
+			l.tally.inserted += d
+		case d < 0:
+			s.pruned -= d
+			l.tally.pruned -= d
+		}
+	}
+	r.changes = append(r.changes, changes...)
+}
+
+func ceil(t, width int64) int64 {
+	f := floor(t, width)
+	switch {
+	case f == t:
+		return t
+	case f > maxTime-width:
+		return maxTime
+	}
+	return f + width
+}

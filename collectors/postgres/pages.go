@@ -1,0 +1,187 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// pagesSQL counts a part of a table that is not found by time.
+const pagesSQL = `SELECT '-infinity'::timestamptz, %s, %s, %s, count(*), %s, %s, %s, %s FROM %s WHERE %s GROUP BY 2, 3, 4`
+
+// pages is the fallback for a table without an index on the time, and for a
+// view: each leaf is counted whole, in chunks of pages with a snapshot each,
+// and only as often as a small share of the time allows. Between two rounds
+// its counts stand still, and the metrics say so.
+type pages struct {
+	leaves map[uint32]*leafPass
+	begun  time.Time     // of the round that runs; zero: none does
+	spent  time.Duration // by it
+	next   time.Time     // when another may begin
+}
+
+// leafPass is the count of one leaf.
+type leafPass struct {
+	leaf   Leaf
+	cells  []cell // of the last complete pass
+	done   bool   // there was one
+	stats  leafStats
+	due    bool      // in this round
+	chunks []*bucket // of the pass that runs
+	page   int64     // where it goes on
+	step   int64     // pages a chunk
+}
+
+// complete says whether every leaf has been counted.
+func (p *pages) complete() bool {
+	for _, pass := range p.leaves {
+		if !pass.done {
+			return false
+		}
+	}
+	return p.leaves != nil
+}
+
+func (p *pages) totals(series int) []total {
+	var b book
+	for _, pass := range p.leaves {
+		b.buckets = append(b.buckets, &bucket{cells: pass.cells})
+	}
+	return b.totals(series)
+}
+
+// pollPages goes on with a round where one is due.
+func (l *ledger) pollPages(ctx context.Context, r *reading) error {
+	r.inside, r.read = r.before, l.store.now()
+	r.reasons[ReasonNoIndex] = true
+	l.clock = r.before.clock
+	p := &l.pages
+	stats := map[uint32]leafStats{}
+	for _, s := range r.stats {
+		stats[uint32(s.oid)] = s
+	}
+	l.meetLeaves(r)
+	if p.begun.IsZero() {
+		all := !time.Now().Before(p.next)
+		for oid, pass := range p.leaves {
+			s, known := stats[oid]
+			pass.due = !pass.done || all && (!known || pass.stats != s)
+			if pass.due {
+				pass.stats, pass.page, pass.chunks = s, 0, nil
+				p.begun, p.spent = time.Now(), 0
+			}
+		}
+	}
+	until := time.Now().Add(time.Duration(l.t.share * float64(5*time.Second)))
+	if deadline, ok := ctx.Deadline(); ok {
+		until = time.Now().Add(time.Duration(l.t.share * float64(time.Until(deadline))))
+	}
+	for _, oid := range sortedOIDs(p.leaves) {
+		for pass := p.leaves[oid]; pass.due; {
+			if time.Now().After(until) {
+				return nil
+			}
+			began := time.Now()
+			err := l.store.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) error { return l.countPages(ctx, conn, r, pass) })
+			p.spent += time.Since(began)
+			if timedOut(err) && pass.step > 1 {
+				pass.step = max(pass.step/4, 1)
+				continue
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if !p.begun.IsZero() {
+		l.scrub.since = p.begun
+		p.next = time.Now().Add(time.Duration(float64(p.spent) / l.t.duty))
+		p.begun = time.Time{}
+	}
+	return nil
+}
+
+// meetLeaves adds new leaves and lets those go that were dropped, with their
+// markers.
+func (l *ledger) meetLeaves(r *reading) {
+	leaves := r.session.Table.Leaves
+	if len(leaves) == 0 { // a view
+		t := r.session.Table
+		leaves = []Leaf{{OID: t.OID, Schema: t.Schema, Name: t.Name, Readable: true}}
+	}
+	p := &l.pages
+	if p.leaves == nil {
+		p.leaves = map[uint32]*leafPass{}
+	}
+	current := map[uint32]bool{}
+	for _, leaf := range leaves {
+		current[leaf.OID] = true
+		if p.leaves[leaf.OID] == nil {
+			p.leaves[leaf.OID] = &leafPass{leaf: leaf, step: 256}
+		}
+	}
+	for oid, pass := range p.leaves {
+		if !current[oid] {
+			delete(p.leaves, oid)
+			l.note(r, diffSpan(minTime, pass.cells, nil))
+		}
+	}
+}
+
+// countPages counts the next chunk of a leaf.
+func (l *ledger) countPages(ctx context.Context, conn *pgx.Conn, r *reading, pass *leafPass) error {
+	began := time.Now()
+	c := l.count
+	from, where, last := pgx.Identifier{pass.leaf.Schema, pass.leaf.Name}.Sanitize(), c.at+" IS NOT NULL", true
+	if len(l.table.Leaves) > 0 {
+		var blocks int64
+		err := conn.QueryRow(ctx, fmt.Sprintf("SELECT pg_relation_size(%d) / current_setting('block_size')::bigint", pass.leaf.OID)).Scan(&blocks)
+		if err != nil {
+			return err
+		}
+		from = "ONLY " + from
+		if !pass.leaf.Readable { // granted on the parent alone
+			from, where = l.table.sql(), fmt.Sprintf("tableoid = %d AND %s", pass.leaf.OID, where)
+		}
+		where += fmt.Sprintf(" AND ctid >= '(%d,0)'", pass.page)
+		if end := pass.page + pass.step; end < blocks {
+			where, last = where+fmt.Sprintf(" AND ctid < '(%d,0)'", min(end, math.MaxUint32)), false
+		}
+	}
+	rows, err := conn.Query(ctx, fmt.Sprintf(pagesSQL, c.group, c.topic, c.part,
+		c.raw("min("+c.at+")"), c.raw("max("+c.at+")"), "min("+c.offset+")", "max("+c.offset+")", from, where))
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	counted, err := collect(rows, 1, l.series.intern)
+	if err != nil {
+		return err
+	}
+	pass.chunks = []*bucket{{cells: merge(append(pass.chunks, counted...))}}
+	pass.page += pass.step
+	if !last {
+		ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
+		pass.step = max(int64(float64(pass.step)*min(max(ratio, 0.25), 4)), 1)
+		return nil
+	}
+	cells := merge(pass.chunks)
+	if pass.done {
+		l.note(r, diffSpan(minTime, pass.cells, cells))
+	}
+	pass.cells, pass.done, pass.due, pass.chunks = cells, true, false, nil
+	return nil
+}
+
+func sortedOIDs(m map[uint32]*leafPass) []uint32 {
+	oids := make([]uint32, 0, len(m))
+	for oid := range m {
+		oids = append(oids, oid)
+	}
+	slices.Sort(oids)
+	return oids
+}

@@ -1,0 +1,92 @@
+package postgres
+
+import (
+	"context"
+	"time"
+
+	"oncewatch/collectors/poll"
+)
+
+// scrub verifies every bucket in turn, some at each poll, and corrects what the
+// rest of the ledger cannot have noticed: deletions in the middle, back-dated
+// markers, updates.
+type scrub struct {
+	cursor  int64
+	running bool
+	began   time.Time // of the round that runs
+	// since is when the last complete round began: every bucket has been
+	// verified after it.
+	since time.Time
+	// fast says that something was missed: the round takes all the time that
+	// a snapshot may.
+	fast        bool
+	corrections int64
+}
+
+// hurry starts a fast round.
+func (s *scrub) hurry() { s.fast, s.running = true, false }
+
+// verify counts a part of the closed buckets again.
+func (l *ledger) verify(ctx context.Context, q *recounter) error {
+	s := &l.scrub
+	if l.backfill.active {
+		return nil
+	}
+	top := q.tailLo
+	if q.tailHi != maxTime {
+		top = maxTime // the far future is not in the tail
+	}
+	if !s.running {
+		s.running, s.cursor, s.began = true, minTime, time.Now()
+	}
+	for budget := l.t.scrubRows; (budget > 0 || s.fast) && !q.spent(); {
+		hi, rows := l.scrubRange(s.cursor, top)
+		changes, err := q.verifyRange(ctx, s.cursor, hi)
+		if timedOut(err) {
+			// The transaction is over, and what it has counted stands. Dead
+			// rows nobody may remove yet can make a range slow: go past it.
+			q.reading.problems = append(q.reading.problems, poll.Problem{Kind: "timeout", Entity: "scrub of " + l.table.String(), Err: err})
+			s.cursor = hi
+			s.running = hi < top
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, c := range changes {
+			s.corrections += max(c.after.count-c.before.count, c.before.count-c.after.count)
+		}
+		budget -= rows + 1
+		s.cursor = hi
+		if hi >= top {
+			s.running, s.fast, s.since = false, false, s.began
+			l.tally.rebase()
+			break
+		}
+	}
+	if s.fast {
+		q.reading.reasons[ReasonUnexplained] = true
+	}
+	return nil
+}
+
+// scrubRange is the end of the next range to verify, and its known rows.
+func (l *ledger) scrubRange(lo, top int64) (hi, rows int64) {
+	for _, b := range l.book.between(lo, top) {
+		if rows += b.rows(); rows >= l.t.scrubRows && b.hi > firstLiteral {
+			return min(ceil(b.hi, l.width), top), rows
+		}
+	}
+	return top, rows
+}
+
+// verifyRange counts a range as wide as its buckets should be.
+func (q *recounter) verifyRange(ctx context.Context, lo, hi int64) ([]change, error) {
+	lo, hi = q.book.span(lo, hi)
+	cold, err := q.replace(ctx, lo, min(hi, q.hotFrom), q.width)
+	if err != nil {
+		return nil, err
+	}
+	hot, err := q.replace(ctx, max(lo, q.hotFrom), hi, q.t.fine)
+	return append(cold, hot...), err
+}

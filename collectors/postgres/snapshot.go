@@ -1,0 +1,286 @@
+package postgres
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"oncewatch/collectors/poll"
+)
+
+var (
+	seriesLabels = []string{"database", "consumer_group", "topic"}
+
+	rowCountDesc = prometheus.NewDesc("processed_events_row_count",
+		"Markers in the table, exact at the poll's snapshot.", seriesLabels, nil)
+	oldestDesc = prometheus.NewDesc("processed_events_oldest_age_seconds",
+		"Age of the oldest surviving marker.", seriesLabels, nil)
+	newestDesc = prometheus.NewDesc("processed_events_newest_age_seconds",
+		"Age of the newest marker; negative where its time lies in the future.", seriesLabels, nil)
+	insertedDesc = prometheus.NewDesc("processed_events_inserted_total",
+		"Markers seen to appear since the exporter started.", seriesLabels, nil)
+	prunedDesc = prometheus.NewDesc("processed_events_pruned_total",
+		"Markers seen to vanish since the exporter started.", seriesLabels, nil)
+	observedDesc = prometheus.NewDesc("processed_events_observed_retention_seconds",
+		"Age at which markers were last seen to be pruned. Absent until a prune has been seen.", seriesLabels, nil)
+	configuredDesc = prometheus.NewDesc("processed_events_configured_retention_seconds",
+		"What the configuration says the pruner keeps.", []string{"database", "consumer_group"}, nil)
+	rowLimitDesc = prometheus.NewDesc("processed_events_row_limit",
+		"The configured limit of markers.", []string{"database", "consumer_group"}, nil)
+
+	ledgerLabels = []string{"database"}
+	readyDesc    = prometheus.NewDesc("oncewatch_ledger_ready",
+		"1 once the counts are complete; until then they are withheld.", ledgerLabels, nil)
+	inexactDesc = prometheus.NewDesc("oncewatch_ledger_inexact",
+		"1 for each reason why the counts may be off.", []string{"database", "reason"}, nil)
+	correctionsDesc = prometheus.NewDesc("oncewatch_ledger_corrections_total",
+		"Rows the scrub had to correct.", ledgerLabels, nil)
+	scrubAgeDesc = prometheus.NewDesc("oncewatch_ledger_scrub_age_seconds",
+		"Every bucket has been verified within this time.", ledgerLabels, nil)
+	progressDesc = prometheus.NewDesc("oncewatch_ledger_backfill_progress_ratio",
+		"Share of the markers' time span that is counted.", ledgerLabels, nil)
+	cellsDesc = prometheus.NewDesc("oncewatch_ledger_cells",
+		"Cells that the ledger holds in memory; postgres.max-cells bounds them.", ledgerLabels, nil)
+	bytesDesc = prometheus.NewDesc("oncewatch_ledger_memory_bytes",
+		"Estimated memory of these cells.", ledgerLabels, nil)
+)
+
+func describeMarkers(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		rowCountDesc, oldestDesc, newestDesc, insertedDesc, prunedDesc, observedDesc, configuredDesc, rowLimitDesc,
+		readyDesc, inexactDesc, correctionsDesc, scrubAgeDesc, progressDesc, cellsDesc, bytesDesc,
+	} {
+		ch <- d
+	}
+}
+
+// Reason is why counts may be off.
+type Reason string
+
+// The reasons.
+const (
+	// ReasonRole: the role may not see when the transactions of others began
+	// (GRANT pg_read_all_stats): markers that appear late are looked for in a
+	// wider window.
+	ReasonRole Reason = "role"
+	// ReasonStandby: a hot standby does not show the primary's transactions.
+	ReasonStandby Reason = "standby"
+	// ReasonPrepared: prepared transactions hide when they began.
+	ReasonPrepared Reason = "prepared_transactions"
+	// ReasonNoIndex: no valid index leads with the time: the table is counted
+	// page by page, now and then.
+	ReasonNoIndex Reason = "no_index"
+	// ReasonUnexplained: the server has seen rows come or go that the ledger
+	// has not; a fast scrub looks for them.
+	ReasonUnexplained Reason = "unexplained_changes"
+	// ReasonFuture: so many markers carry a future time that not all of them
+	// are counted at every poll.
+	ReasonFuture Reason = "future_rows"
+	// ReasonCatchingUp: more was pruned than one snapshot can follow.
+	ReasonCatchingUp Reason = "catching_up"
+)
+
+// Markers is what one poll of the ledger knows. Nothing in it changes.
+type Markers struct {
+	// Database is the value of the label.
+	Database string
+	// Table is the table's structure.
+	Table *Table
+	// Series is sorted by group and topic.
+	Series []Series
+	// Ready says that the counts are complete. Until then Series holds the
+	// ages that are known, and no counts.
+	Ready bool
+	// Inexact holds the reasons why counts may be off, sorted.
+	Inexact []Reason
+	// Progress of the backfill, 0 to 1.
+	Progress float64
+	// Corrections is the number of rows the scrub had to correct.
+	Corrections int64
+	// ScrubSince is when the last complete verification began; zero: none yet.
+	ScrubSince time.Time
+	// Cells and Bytes are the ledger's memory.
+	Cells, Bytes int
+
+	// ServerTime is the server's clock at the snapshot, on the column's clock
+	// as if it were UTC; ReadAt is ours at that moment.
+	ServerTime, ReadAt time.Time
+
+	config   Config
+	problems []poll.Problem
+}
+
+// Series is a consumer group × topic. Topic is empty where the table has no
+// such column.
+type Series struct {
+	Group, Topic string
+	// Rows is the number of markers; only where Counted.
+	Rows    int64
+	Counted bool
+	// Oldest and Newest are the markers' times on the column's clock; zero
+	// where there are none or they are not known yet.
+	Oldest, Newest time.Time
+	// Inserted and Pruned are the markers seen to appear and to vanish since
+	// the start.
+	Inserted, Pruned int64
+	// ObservedRetention is the age at which markers were last seen to be
+	// pruned; only where Pruning.
+	ObservedRetention time.Duration
+	Pruning           bool
+	// PrunedOffsets is, by partition, up to where markers were seen to vanish
+	// at the old end. Empty without the columns.
+	PrunedOffsets map[int64]PrunedOffset
+}
+
+// Age is how old a time of the column is at now, our clock: by the server's
+// clock at the poll and the time that has passed here since.
+func (m *Markers) Age(t, now time.Time) time.Duration {
+	return m.ServerTime.Sub(t) + now.Sub(m.ReadAt)
+}
+
+// ConfiguredRetention is what the pruner of a group keeps, as configured; 0
+// where it is not.
+func (m *Markers) ConfiguredRetention(group string) time.Duration {
+	return m.config.ConfiguredRetention(group)
+}
+
+// RowLimit is the configured limit of markers of a group; 0 where there is
+// none.
+func (m *Markers) RowLimit() int64 { return m.config.RowLimit }
+
+// Rows is the number of markers of all series.
+func (m *Markers) Rows() (n int64) {
+	for _, s := range m.Series {
+		n += s.Rows
+	}
+	return n
+}
+
+// Problems implements poll.Snapshot.
+func (m *Markers) Problems() []poll.Problem { return m.problems }
+
+// Collect implements poll.Snapshot.
+func (m *Markers) Collect(now time.Time, ch chan<- prometheus.Metric) {
+	db := m.Database
+	group, first := "", true
+	for _, s := range m.Series {
+		if s.Counted {
+			poll.Gauge(ch, rowCountDesc, float64(s.Rows), db, s.Group, s.Topic)
+		}
+		poll.Counter(ch, insertedDesc, float64(s.Inserted), db, s.Group, s.Topic)
+		poll.Counter(ch, prunedDesc, float64(s.Pruned), db, s.Group, s.Topic)
+		if !s.Oldest.IsZero() {
+			poll.Gauge(ch, oldestDesc, m.Age(s.Oldest, now).Seconds(), db, s.Group, s.Topic)
+		}
+		if !s.Newest.IsZero() {
+			poll.Gauge(ch, newestDesc, m.Age(s.Newest, now).Seconds(), db, s.Group, s.Topic)
+		}
+		if s.Pruning {
+			poll.Gauge(ch, observedDesc, s.ObservedRetention.Seconds(), db, s.Group, s.Topic)
+		}
+		if first || s.Group != group {
+			if d := m.ConfiguredRetention(s.Group); d > 0 {
+				poll.Gauge(ch, configuredDesc, d.Seconds(), db, s.Group)
+			}
+			if m.config.RowLimit > 0 {
+				poll.Gauge(ch, rowLimitDesc, float64(m.config.RowLimit), db, s.Group)
+			}
+		}
+		group, first = s.Group, false
+	}
+	ready := 0.0
+	if m.Ready {
+		ready = 1
+	}
+	poll.Gauge(ch, readyDesc, ready, db)
+	for _, reason := range m.Inexact {
+		poll.Gauge(ch, inexactDesc, 1, db, string(reason))
+	}
+	poll.Counter(ch, correctionsDesc, float64(m.Corrections), db)
+	if !m.ScrubSince.IsZero() {
+		poll.Gauge(ch, scrubAgeDesc, now.Sub(m.ScrubSince).Seconds(), db)
+	}
+	poll.Gauge(ch, progressDesc, m.Progress, db)
+	poll.Gauge(ch, cellsDesc, float64(m.Cells), db)
+	poll.Gauge(ch, bytesDesc, float64(m.Bytes), db)
+}
+
+// snapshot copies what the ledger knows after a poll.
+func (l *ledger) snapshot(r *reading) *Markers {
+	m := &Markers{
+		Database: cmp.Or(l.store.cfg.Database, r.session.Database),
+		Table:    l.table, config: l.store.cfg, problems: r.problems,
+		Ready: l.complete(), Progress: l.backfill.progress(),
+		Corrections: l.scrub.corrections, ScrubSince: l.scrub.since,
+		Cells: l.book.size(), Bytes: l.book.bytes(),
+		ServerTime: time.UnixMicro(r.inside.clock).UTC(), ReadAt: r.read,
+	}
+	for reason := range r.reasons {
+		m.Inexact = append(m.Inexact, reason)
+	}
+	slices.Sort(m.Inexact)
+
+	totals := l.totals()
+	groups := map[string]bool{}
+	for id, s := range l.series.all {
+		t := totals[id]
+		out := Series{
+			Group: s.key.group, Topic: s.key.topic, Counted: m.Ready, Inserted: s.inserted, Pruned: s.pruned,
+			ObservedRetention: time.Duration(s.observed) * time.Microsecond, Pruning: s.hasObserved,
+		}
+		groups[out.Group] = true
+		if m.Ready {
+			out.Rows = t.count
+		}
+		if t.count > 0 {
+			// The backfill goes upward: below it a series' oldest is known,
+			// and in the tail its newest.
+			if !l.backfill.active || t.oldest < l.backfill.next {
+				out.Oldest = finite(t.oldest)
+			}
+			if !l.backfill.active || t.newest >= l.backfill.end {
+				out.Newest = finite(t.newest)
+			}
+		}
+		if len(s.edge) > 0 {
+			out.PrunedOffsets = make(map[int64]PrunedOffset, len(s.edge))
+			for p, o := range s.edge {
+				out.PrunedOffsets[p] = o
+			}
+		}
+		m.Series = append(m.Series, out)
+	}
+	for _, g := range sortedKeys(l.store.cfg.GroupRetention) {
+		if !groups[g] && m.Ready {
+			m.Series = append(m.Series, Series{Group: g, Counted: true}) // known, and without markers
+		}
+	}
+	slices.SortFunc(m.Series, func(a, b Series) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Topic, b.Topic))
+	})
+	return m
+}
+
+func (l *ledger) complete() bool {
+	if l.table.TimeIndex == "" {
+		return l.pages.complete()
+	}
+	return !l.backfill.active
+}
+
+func (l *ledger) totals() []total {
+	if l.table.TimeIndex == "" {
+		return l.pages.totals(len(l.series.all))
+	}
+	return l.book.totals(len(l.series.all))
+}
+
+// finite is a time of the ledger; zero for an infinity, which has no age.
+func finite(t int64) time.Time {
+	if infinite(t) {
+		return time.Time{}
+	}
+	return time.UnixMicro(t).UTC()
+}

@@ -1,0 +1,212 @@
+// Package postgres reads everything the exporter knows of PostgreSQL: the
+// markers through the ledger, the table's health, and the divergence of
+// markers and effects.
+//
+// The ledger keeps exact counts of a table of any size by counting again only
+// what can have changed. Its parts, a file each:
+//
+//	cells.go     counts per time bucket and series, in memory
+//	count.go     the one statement that counts a range
+//	tail.go      what came since the last poll
+//	activity.go  transactions that were open then and have ended since
+//	edge.go      what the pruner took at the old end
+//	scrub.go     everything else, a little at each poll, verified
+//	stats.go     the server's own tally, to notice what the others missed
+//	backfill.go  the first count of all that was there before
+//	pages.go     the fallback where no index on the time exists
+//	ledger.go    a poll, in order
+//	snapshot.go  what a poll yields, as data and as metrics
+//
+// It only reads: every statement runs in a READ ONLY transaction with a
+// statement and a lock timeout, no snapshot is held for a second, and at most
+// two connections are used.
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"oncewatch/collectors/poll"
+)
+
+// Bounds on what a poll may ask of the server.
+const (
+	maxConnections   = 2
+	statementTimeout = 500 * time.Millisecond
+	lockTimeout      = 250 * time.Millisecond
+	// snapshotBudget is how long a counting transaction goes on starting new
+	// statements; with the last statement it stays below a second.
+	snapshotBudget = 400 * time.Millisecond
+)
+
+// Store is one database with a marker table.
+type Store struct {
+	cfg  Config
+	name pgx.Identifier // of the table
+	pool *pgxpool.Pool
+	log  *slog.Logger
+	now  func() time.Time
+
+	ledger *ledger
+
+	mu     sync.Mutex
+	shared facts
+}
+
+// facts are what the ledger found out and the other sources use.
+type facts struct {
+	database string
+	table    *Table
+	rows     int64 // exact, or -1
+}
+
+// New makes a store. It never connects: a database that is away is a poll's
+// error. now is the clock of ages; nil means time.Now.
+func New(cfg Config, log *slog.Logger, now func() time.Time) (*Store, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg.Table = cmp.Or(cfg.Table, "processed_events")
+	cfg.Columns = cfg.Columns.withDefaults()
+	cfg.MaxCells = cmp.Or(cfg.MaxCells, 1_000_000)
+	cfg.Effect.Window = cmp.Or(cfg.Effect.Window, time.Hour)
+	pc, err := parseDSN(cfg.DSN)
+	if err != nil {
+		return nil, err
+	}
+	name, err := parseName(cfg.Table)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), pc)
+	if err != nil {
+		return nil, errors.New("postgres.dsn: cannot be used; check its form")
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	if now == nil {
+		now = time.Now
+	}
+	s := &Store{cfg: cfg, name: name, pool: pool, log: log, now: now, shared: facts{rows: -1, database: cfg.Database}}
+	s.ledger = newLedger(s, defaultTuning())
+	return s, nil
+}
+
+// Close ends the store's connections.
+func (s *Store) Close() { s.pool.Close() }
+
+// Config is the store's configuration with its defaults filled in.
+func (s *Store) Config() Config { return s.cfg }
+
+// Markers is the source of the marker ledger. Its snapshots are *Markers.
+func (s *Store) Markers() poll.Source { return s.ledger }
+
+func (s *Store) learn(f func(*facts)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(&s.shared)
+}
+
+func (s *Store) facts() facts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.shared
+}
+
+// parseDSN reads a connection string as libpq does. Its errors never repeat
+// the string: it may hold a password.
+func parseDSN(dsn string) (*pgxpool.Config, error) {
+	pc, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("postgres.dsn: %s; use postgres://user@host:5432/db or host=… user=… dbname=…", dsnFault(err))
+	}
+	pc.MaxConns, pc.MinConns, pc.MinIdleConns = maxConnections, 0, 0
+	pc.MaxConnLifetime = time.Hour
+	pc.MaxConnIdleTime = 5 * time.Minute
+	cc := pc.ConnConfig
+	// Unnamed statements: a pooler in transaction mode may give each
+	// transaction another server session.
+	cc.DefaultQueryExecMode = pgx.QueryExecModeExec
+	cc.StatementCacheCapacity, cc.DescriptionCacheCapacity = 0, 0
+	if cc.ConnectTimeout == 0 {
+		cc.ConnectTimeout = 5 * time.Second
+	}
+	// No settings of ours at start: a pooler refuses those it does not know.
+	// The zone of the session must not matter, so it is not set either.
+	for k := range cc.RuntimeParams {
+		if strings.EqualFold(k, "timezone") {
+			delete(cc.RuntimeParams, k)
+		}
+	}
+	if cc.RuntimeParams["application_name"] == "" {
+		cc.RuntimeParams["application_name"] = "oncewatch"
+	}
+	return pc, nil
+}
+
+// dsnFault tells what is wrong with a connection string without a word of it.
+func dsnFault(err error) string {
+	var u *url.Error
+	var parse *pgconn.ParseConfigError
+	switch {
+	case errors.As(err, &u):
+		return "the URL cannot be parsed (percent-encode special characters of the password)"
+	case errors.As(err, &parse) && parse.Unwrap() != nil:
+		return "cannot be parsed or names a file that cannot be read (" + fmt.Sprintf("%T", parse.Unwrap()) + ")"
+	}
+	return "cannot be parsed"
+}
+
+// begin opens a transaction that can do no harm. row_security = off turns
+// policies that would silently hide rows into an error.
+const beginSQL = `BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+SET LOCAL statement_timeout = %d; SET LOCAL lock_timeout = %d; SET LOCAL row_security = off;
+SET LOCAL idle_in_transaction_session_timeout = 5000; SET LOCAL DateStyle = 'ISO';
+SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off; SET LOCAL enable_seqscan = %s`
+
+// bounds of one transaction.
+type bounds struct {
+	statement time.Duration
+	// index makes the planner avoid sequential scans, for ranges of an index.
+	index bool
+}
+
+// inSnapshot runs f in one read-only snapshot.
+func (s *Store) inSnapshot(ctx context.Context, b bounds, f func(tx *pgx.Conn) error) error {
+	pooled, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer pooled.Release() // a connection that is not idle is closed by it
+	conn := pooled.Conn()
+	seqscan := "on"
+	if b.index {
+		seqscan = "off"
+	}
+	statement := cmp.Or(b.statement, statementTimeout)
+	if _, err := conn.Exec(ctx, fmt.Sprintf(beginSQL, statement.Milliseconds(), lockTimeout.Milliseconds(), seqscan)); err != nil {
+		return err
+	}
+	if err := f(conn); err != nil {
+		if conn.PgConn().TxStatus() != 'I' && !conn.IsClosed() {
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			_, _ = conn.Exec(end, "ROLLBACK")
+		}
+		return err
+	}
+	_, err = conn.Exec(ctx, "COMMIT")
+	return err
+}

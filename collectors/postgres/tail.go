@@ -1,0 +1,74 @@
+package postgres
+
+import (
+	"context"
+	"time"
+)
+
+// countTail counts what lies at or after the last poll's clock, less slack: all
+// that transactions wrote which began since then. It is open towards the
+// future, so rows with a future time are in it at every poll.
+func (l *ledger) countTail(ctx context.Context, q *recounter) error {
+	r := q.reading
+	first := l.clock == 0
+	from, behind := l.tailFrom, l.behind(r)
+	if first {
+		from = floor(behind, l.t.fine)
+		l.hotFrom = floor(from, l.width)
+		l.backfill.begin(minTime, from, true)
+	} else if elapsed := q.began.Sub(l.clockRead).Microseconds(); r.inside.clock < l.clock+elapsed-second {
+		// The clock jumped back: rows since then carry times from before the
+		// last poll.
+		from = min(from, floor(behind-elapsed, l.t.fine))
+	}
+	if behind-from > l.t.gap {
+		// Too much for one statement: what lies between is backfilled.
+		to := floor(behind, l.t.fine)
+		if l.backfill.active {
+			from = min(from, l.backfill.next)
+		}
+		l.hotFrom = floor(to, l.width)
+		l.backfill.begin(floor(from, l.width), to, l.backfill.active && l.backfill.initial)
+		from = to
+	}
+	until := int64(maxTime)
+	if ahead := floor(r.before.clock+l.t.future, l.t.fine); ahead > from && l.book.rows(ahead, maxTime) > l.t.futureRows {
+		until = ahead
+		r.reasons[ReasonFuture] = true
+	}
+	q.tailLo, q.tailHi = l.book.span(from, until)
+	if first {
+		counted, err := l.count.count(ctx, q.conn, q.tailLo, q.tailHi, l.t.fine, l.series.intern)
+		if err == nil {
+			l.book.replace(q.tailLo, q.tailHi, counted) // it was there before we came
+		}
+		return err
+	}
+	_, err := q.replace(ctx, q.tailLo, q.tailHi, l.t.fine)
+	return err
+}
+
+// behind is the time before which no new row can appear unseen: before it, the
+// open transactions tell where.
+func (l *ledger) behind(r *reading) int64 {
+	if r.session.Standby {
+		return min(r.before.clock, r.before.replayed) - l.t.standbySlack
+	}
+	return r.before.clock - l.t.slack
+}
+
+// advance moves the tail after a poll that has counted everything: what it
+// leaves behind becomes coarse.
+func (l *ledger) advance(r *reading) {
+	l.clock, l.clockRead = r.inside.clock, time.Now()
+	l.tailFrom = floor(l.behind(r), l.t.fine)
+	hot := floor(l.tailFrom, l.width)
+	l.book.coarsen(l.hotFrom, hot, l.width)
+	l.hotFrom = hot
+	for l.book.size() > l.store.cfg.MaxCells && l.width < 24*hour {
+		l.width *= 2
+		l.hotFrom = floor(l.tailFrom, l.width)
+		l.book.coarsen(minTime, l.hotFrom, l.width)
+		l.store.log.Warn("the ledger's memory is at its bound: its buckets become coarser", "postgres.max-cells", l.store.cfg.MaxCells, "width", time.Duration(l.width)*time.Microsecond)
+	}
+}
