@@ -96,7 +96,8 @@ type template struct {
 }
 
 type annotation struct {
-	Name, Expr  string
+	Name        string
+	Target      target
 	Enable      bool
 	TitleFormat string
 	Placement   *string
@@ -359,17 +360,17 @@ func TestAnnotations(t *testing.T) {
 	for _, b := range boards(t) {
 		firing := false
 		for _, a := range b.Annotations.List {
-			if a.Placement != nil || a.Datasource.UID != "${datasource}" || a.Expr == "" || a.TitleFormat == "" {
+			if a.Placement != nil || a.Datasource.UID != "${datasource}" || a.Target.Expr == "" || a.TitleFormat == "" {
 				t.Errorf("%s: annotation %q is not complete: %+v", b.UID, a.Name, a)
 			}
 			if a.Name == "Firing alerts" {
 				firing = a.Enable
 				for alert := range rules {
-					if !matchesAlert(t, a.Expr, alert) {
+					if !matchesAlert(t, a.Target.Expr, alert) {
 						t.Errorf("%s: %s fires without being annotated", b.UID, alert)
 					}
 				}
-				if matchesAlert(t, a.Expr, "NodeFilesystemAlmostOutOfSpace") {
+				if matchesAlert(t, a.Target.Expr, "NodeFilesystemAlmostOutOfSpace") {
 					t.Errorf("%s: another's alerts are annotated too", b.UID)
 				}
 			}

@@ -280,6 +280,7 @@ func rowsOf(transformations []dashboard.DataTransformerConfig, columns []column)
 			ShowHeader(true).
 			CellHeight(common.TableCellHeightSm).
 			Align(common.FieldTextAlignmentAuto).
+			CellOptions(common.TableCellOptions{TableAutoCellOptions: &common.TableAutoCellOptions{Type: common.TableCellDisplayModeAuto}}).
 			Transformations(transformations)
 		for _, c := range columns {
 			b.OverrideByName(c.name, c.properties)
@@ -299,7 +300,7 @@ func rowsOf(transformations []dashboard.DataTransformerConfig, columns []column)
 func variable(name, label, all, query string) dashboard.VariableModel {
 	return dashboard.VariableModel{
 		Type: dashboard.VariableTypeQuery, Name: name, Label: &label, Datasource: &datasource,
-		Query: &dashboard.StringOrMap{String: &query}, Definition: &query,
+		Query: &dashboard.StringOrMap{String: &query},
 		Multi: cog.ToPtr(true), IncludeAll: cog.ToPtr(true), AllValue: &all,
 		Refresh: cog.ToPtr(dashboard.VariableRefreshOnTimeRangeChanged),
 		Sort:    cog.ToPtr(dashboard.VariableSortAlphabeticalAsc),
@@ -316,7 +317,10 @@ func variable(name, label, all, query string) dashboard.VariableModel {
 func event(name, color, expr, title, text, tags string, shown, atValue bool) dashboard.AnnotationQuery {
 	return dashboard.AnnotationQuery{
 		Name: name, Datasource: &datasource, Enable: shown, IconColor: color,
-		Expr: &expr, TitleFormat: &title, TextFormat: &text, TagKeys: &tags,
-		Step: cog.ToPtr("60s"), UseValueForTime: &atValue,
+		Target: prometheus.Dataquery{
+			RefId: cog.ToPtr("Anno"), Datasource: &datasource, Expr: expr,
+			Interval: cog.ToPtr("60s"), EditorMode: cog.ToPtr(prometheus.QueryEditorModeCode), Range: cog.ToPtr(true),
+		},
+		TitleFormat: &title, TextFormat: &text, TagKeys: &tags, UseValueForTime: &atValue,
 	}
 }

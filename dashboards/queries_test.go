@@ -49,7 +49,7 @@ func everyQuery(t *testing.T, f func(where, expr, legend string)) {
 			}
 		}
 		for _, a := range b.Annotations.List {
-			f(fmt.Sprintf("%s / annotation %s", b.UID, a.Name), a.Expr, a.TitleFormat)
+			f(fmt.Sprintf("%s / annotation %s", b.UID, a.Name), a.Target.Expr, a.TitleFormat)
 		}
 		for _, v := range b.Templating.List {
 			if selector, _, ok := labelValues(v.Query); ok {
