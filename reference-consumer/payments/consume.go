@@ -27,6 +27,8 @@ type Config struct {
 	IDFromKey bool
 	// SetBased applies a batch's effects in one statement.
 	SetBased bool
+	// Notify leaves intents to confirm payments in the outbox.
+	Notify NotifyPer
 	// MaxConnections to the database; default 16.
 	MaxConnections int32
 	// MarkerRetention is how long the pruner keeps markers; 0: for ever.
@@ -63,9 +65,9 @@ func Run(ctx context.Context, cfg Config) error {
 	ic := cfg.Inbox
 	ic.Group, ic.Log = cfg.Group, cfg.Log
 	if ic.Handler == nil {
-		ic.Handler = Handler(cfg.Group)
+		ic.Handler = Handler(cfg.Group, cfg.Notify)
 	}
-	if cfg.SetBased {
+	if cfg.SetBased && cfg.Notify == NotifyNever {
 		ic.BatchHandler = SetHandler(cfg.Group)
 	}
 	in, err := inbox.New(ic)

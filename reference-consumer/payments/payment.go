@@ -20,6 +20,9 @@ const HeaderEventID = "event_id"
 type Payment struct {
 	Account string `json:"account"`
 	Amount  int64  `json:"amount"` // minor units, negative for a debit, never 0
+	// PaymentID names the business operation: several events (authorized,
+	// captured, corrected) may speak of one payment.
+	PaymentID string `json:"payment_id,omitempty"`
 }
 
 // Decode makes an event of a record. The id is in the header event_id; with
@@ -64,8 +67,9 @@ const (
 ON CONFLICT (account) DO UPDATE SET balance = a.balance + excluded.balance, entries = a.entries + 1, updated_at = now()`
 )
 
-// Handler writes a ledger entry and moves the account's balance.
-func Handler(group string) inbox.Handler {
+// Handler writes a ledger entry and moves the account's balance, and with
+// notify leaves the intent to confirm the payment in the outbox.
+func Handler(group string, notify NotifyPer) inbox.Handler {
 	return func(_ context.Context, tx *inbox.Tx, ev inbox.Event) error {
 		p, err := parse(ev)
 		if err != nil {
@@ -73,7 +77,7 @@ func Handler(group string) inbox.Handler {
 		}
 		tx.Queue(entrySQL, group, ev.ID, p.Account, p.Amount)
 		tx.Queue(balanceSQL, p.Account, p.Amount)
-		return nil
+		return notify.queue(tx, group, ev, p)
 	}
 }
 

@@ -234,7 +234,7 @@ func (s *session) publish(ctx context.Context) error {
 
 // payload of an event; poison is no payment at all, or one of nothing.
 func (s *session) payload(account string) []byte {
-	p := payments.Payment{Account: account, Amount: 1 + s.random.Int64N(100_000)}
+	p := payments.Payment{Account: account, Amount: 1 + s.random.Int64N(100_000), PaymentID: "pay_" + strconv.FormatInt(s.stats.Events, 10)}
 	if s.happens(s.cfg.Poison) {
 		s.stats.Poison++
 		if s.random.IntN(2) == 0 {

@@ -78,4 +78,5 @@ CREATE TABLE IF NOT EXISTS outbox (
     finished_at    timestamptz,
     UNIQUE (consumer_group, operation_id)
 );
-CREATE INDEX IF NOT EXISTS outbox_pending ON outbox (consumer_group, key, id) WHERE status = 'pending';
+CREATE INDEX IF NOT EXISTS outbox_pending_key ON outbox (consumer_group, key, id) WHERE status = 'pending';
+CREATE INDEX IF NOT EXISTS outbox_pending_order ON outbox (consumer_group, id) WHERE status = 'pending';
