@@ -218,7 +218,7 @@ func (t Thresholds) validate() error {
 	for name, window := range map[string]model.Duration{
 		"latency_window": t.LatencyWindow, "burn_fast_short": t.BurnFastShort, "burn_slow_short": t.BurnSlowShort,
 		"burn_fast_long": t.BurnFastLong, "burn_slow_long": t.BurnSlowLong, "event_window": t.EventWindow,
-		"duplicate_window": t.DuplicateWindow, "duplicate_low_window": t.DuplicateLowWindow,
+		"a third of duplicate_window": t.DuplicateWindow / 3, "duplicate_low_window": t.DuplicateLowWindow,
 	} {
 		need(window >= 4*t.ScrapeInterval, "%s=%s: below four times scrape_interval (%s), a rate over it misses samples", name, window, t.ScrapeInterval)
 	}
