@@ -30,21 +30,20 @@ const (
 // dashboardTag is how the dashboards find one another.
 const dashboardTag = "oncewatch"
 
-// Options change what is generated.
+// Options are the flags of `oncewatch dashboards`, the same as those of
+// `oncewatch rules`: given alike, lines in graphs and alerts agree.
 type Options struct {
-	// Thresholds are the alert rules' own; the zero value stands for their
-	// defaults.
-	Thresholds alerts.Thresholds
-	// RunbookBase is the address of the runbook pages; empty for the rules'
-	// default.
-	RunbookBase string
+	Set         map[string]string // thresholds by key, over those of ValuesFile
+	ValuesFile  string            // YAML file of thresholds; none if empty
+	RunbookBase string            // address of the runbook pages; alerts.DefaultRunbookBase if empty
 }
 
-// Generate returns the JSON of every dashboard by file name.
+// Generate returns the JSON of every dashboard by file name. The error names
+// each value that cannot be used.
 func Generate(o Options) (map[string][]byte, error) {
-	t := o.Thresholds
-	if t == (alerts.Thresholds{}) {
-		t = alerts.Defaults()
+	t, err := alerts.Load(o.ValuesFile, o.Set)
+	if err != nil {
+		return nil, err
 	}
 	base := strings.TrimSuffix(cmp.Or(o.RunbookBase, alerts.DefaultRunbookBase), "/")
 	runbook := func(alert string) string { return base + "/" + alert + ".md" }

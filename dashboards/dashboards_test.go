@@ -165,16 +165,19 @@ func TestFilesAreGenerated(t *testing.T) {
 
 func TestWrite(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "folder")
-	th := alerts.Defaults()
-	th.RetentionRatioWarning = 1.375
-	if err := Write(dir, Options{Thresholds: th, RunbookBase: "https://runbooks.test/x/"}); err != nil {
+	values := filepath.Join(t.TempDir(), "values.yml")
+	if err := os.WriteFile(values, []byte("retention_ratio_warning: 1.375\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o := Options{ValuesFile: values, Set: map[string]string{"lag_min": "4321"}, RunbookBase: "https://runbooks.test/x/"}
+	if err := Write(dir, o); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, overviewUID+".json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`< bool 1.375`, `"value": 1.375`, `1.375 × as long`, `https://runbooks.test/x/EventsLost.md`} {
+	for _, want := range []string{`"value": 4321`, `< bool 1.375`, `"value": 1.375`, `1.375 × as long`, `https://runbooks.test/x/EventsLost.md`} {
 		if !strings.Contains(string(raw), want) {
 			t.Errorf("a threshold of 1.375 and a base for runbooks were set: %s is missing", want)
 		}
@@ -183,6 +186,9 @@ func TestWrite(t *testing.T) {
 		t.Error("a default is left although it was overridden")
 	}
 
+	if err := Write(t.TempDir(), Options{Set: map[string]string{"lag_minimum": "1"}}); err == nil || !strings.Contains(err.Error(), "lag_minimum") {
+		t.Errorf("an unknown threshold: got %v, want an error that names it", err)
+	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)

@@ -132,7 +132,7 @@ func group(t alerts.Thresholds) page {
 				{
 					title:       "Lag in records, by partition",
 					description: "Good: near 0 everywhere. One partition alone: a poison event, a slow owner or a skewed key. All of them: too few consumers.",
-					noData:      "No lag is exported: is the kafka collector up, and has the group committed?", unit: "short",
+					noData:      "No lag is exported: is the collector groups up, and has the group committed?", unit: "short",
 					runbooks: []string{"ConsumerLagGrowing", "ConsumerLagNotRecoveringAfterRestart"},
 					steps:    []step{{t.LagMin, watch}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_lag")), legend: "{{topic}} {{partition}}"}},
@@ -141,7 +141,7 @@ func group(t alerts.Thresholds) page {
 				{
 					title:       "Lag in time, by partition",
 					description: "Age of the oldest record not committed past. Good: seconds. It grows by 1 s/s on a partition that stands still, also when its producer has stopped.",
-					noData:      "No lag is exported: is the kafka collector up, and has the group committed?", unit: "s",
+					noData:      "No lag is exported: is the collector groups up, and has the group committed?", unit: "s",
 					runbooks: []string{"ConsumerLagGrowing"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_lag_seconds")), legend: "{{topic}} {{partition}}"}},
@@ -151,7 +151,7 @@ func group(t alerts.Thresholds) page {
 					title: "Commits outside the log",
 					description: "Records deleted before the group committed past them, and partitions whose committed offset lies outside the log (1). Good: all 0. " +
 						"Otherwise the next fetch resets the group: events are lost, or replayed. Decide the offset by hand before a restart does.",
-					noData: "No lag is exported: is the kafka collector up, and has the group committed?", unit: "short",
+					noData: "No lag is exported: is the collector groups up, and has the group committed?", unit: "short",
 					runbooks: []string{"EventsLost"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{

@@ -103,7 +103,7 @@ func overview(t alerts.Thresholds) page {
 					title: "Lag in records",
 					description: "Good: near 0, or falling back after a peak. Growing for half an hour means the group cannot keep up. " +
 						"Peaks in step with the pruner (switch its annotation on above) mean that pruning slows the consumer.",
-					noData: "No lag is exported: is the kafka collector up, and has the group committed?", unit: "short",
+					noData: "No lag is exported: is the collector groups up, and has the group committed?", unit: "short",
 					runbooks: []string{"ConsumerLagGrowing", "ConsumerLagNotRecoveringAfterRestart"},
 					steps:    []step{{t.LagMin, watch}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`sum by (%[1]s) (max by (%[1]s, topic, partition) (%[2]s))`, perGroup, sel("consumer_lag")), legend: "{{consumer_group}}"}},
@@ -113,7 +113,7 @@ func overview(t alerts.Thresholds) page {
 					title: "Lag in time",
 					description: "Age of the oldest record not committed past, from the records' own timestamps. Good: seconds. " +
 						"When it nears the topic's retention, events expire before they are handled.",
-					noData: "No lag is exported: is the kafka collector up, and has the group committed?", unit: "s",
+					noData: "No lag is exported: is the collector groups up, and has the group committed?", unit: "s",
 					runbooks: []string{"ConsumerLagGrowing"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("consumer_lag_seconds")), legend: "{{consumer_group}}"}},

@@ -27,8 +27,8 @@ func holding(t alerts.Thresholds) page {
 		dead     = expr(`max by (%s) (%s)`, perTable, sel("processed_events_dead_rows"))
 		bytes    = expr(`(max by (%[1]s) (%[2]s) + sum by (%[1]s) (max by (%[1]s, index) (%[3]s)))`, perTable, sel("processed_events_table_bytes"), sel("processed_events_index_bytes"))
 		days     = num(time.Duration(t.LimitHorizon).Hours() / 24)
-		noTable  = "Table health is not exported: is the postgres collector up?"
-		noLedger = "The ledger is not exported: is the postgres collector up?"
+		noTable  = "Table health is not exported: is the collector table up?"
+		noLedger = "The ledger is not exported: is the collector markers up?"
 		noPruner = "No pruner is scraped: reference-consumer prune exports this, and so it must be in the selected job"
 	)
 	return page{
