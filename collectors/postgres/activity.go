@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -107,6 +108,9 @@ func readActivity(ctx context.Context, conn *pgx.Conn, c *counter, in *session) 
 type openTransactions struct {
 	read  int64 // the clock when they were read; 0: never
 	slack int64
+	// reach is how far behind its start a transaction's rows may be stamped:
+	// 0 where the column is filled with the start, DEFAULT now().
+	reach int64
 	// starts holds when each may have started: one instant where it is known.
 	starts map[string][]window
 }
@@ -128,7 +132,7 @@ func (o *openTransactions) ended(before, inside *activity) ([]window, *openTrans
 			over = append(over, w...)
 		}
 	}
-	next := &openTransactions{read: before.clock, slack: o.slack, starts: map[string][]window{}}
+	next := &openTransactions{read: before.clock, slack: o.slack, reach: o.reach, starts: map[string][]window{}}
 	for id, start := range before.open {
 		switch known := o.starts[id]; {
 		case known != nil:
@@ -159,5 +163,17 @@ func (o *openTransactions) ended(before, inside *activity) ([]window, *openTrans
 			}
 		}
 	}
-	return over, next
+	return o.stamped(over), next
+}
+
+// stamped widens the starts of ended transactions to the times their rows may
+// carry. What came after the last poll is in the tail.
+func (o *openTransactions) stamped(starts []window) []window {
+	ws := slices.Clone(starts)
+	for i, w := range ws {
+		if w.lo != hidden {
+			ws[i].hi = max(w.hi, min(w.hi+o.reach, o.read))
+		}
+	}
+	return ws
 }

@@ -90,7 +90,7 @@ func (c *counter) raw(expr string) string {
 }
 
 func (c *counter) bin(width int64) string {
-	return fmt.Sprintf("date_bin('%d seconds', %s, %s)", width/second, c.at, c.literal(0))
+	return fmt.Sprintf("date_bin('%d microseconds', %s, %s)", width, c.at, c.literal(0))
 }
 
 // count counts a range in buckets of the given width. The range's ends must be

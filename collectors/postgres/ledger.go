@@ -156,7 +156,7 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 	}
 	m := l.snapshot(r)
 	s.learn(func(f *facts) {
-		f.database, f.table, f.rows = m.Database, m.Table, -1
+		f.rows, f.groups = -1, m.Groups()
 		if m.Ready {
 			f.rows = m.Rows()
 		}
@@ -177,6 +177,10 @@ func (l *ledger) meet(in *session, c *counter) {
 			"table", t.String(), "remedy", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s)", t.sql(), c.at))
 	}
 	l.table, l.count, l.ident = t, c, id
+	l.open.reach = 0
+	if !transactionTime(t.Column(t.Has.ProcessedAt)) {
+		l.open.reach = l.t.gap
+	}
 }
 
 // pollRanges counts again, in one snapshot, what can have changed since the

@@ -158,6 +158,17 @@ func (m *Markers) Rows() (n int64) {
 	return n
 }
 
+// Groups are the consumer groups seen, sorted.
+func (m *Markers) Groups() []string {
+	var groups []string
+	for _, s := range m.Series {
+		if len(groups) == 0 || groups[len(groups)-1] != s.Group {
+			groups = append(groups, s.Group)
+		}
+	}
+	return groups
+}
+
 // Problems implements poll.Snapshot.
 func (m *Markers) Problems() []poll.Problem { return m.problems }
 

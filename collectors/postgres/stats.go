@@ -2,8 +2,7 @@ package postgres
 
 import (
 	"context"
-	"strconv"
-	"strings"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -16,7 +15,7 @@ import (
 const statsSQL = `SELECT oid::bigint, coalesce(pg_relation_filenode(oid), 0)::bigint,
   pg_stat_get_live_tuples(oid), pg_stat_get_tuples_deleted(oid),
   pg_stat_get_vacuum_count(oid) + pg_stat_get_autovacuum_count(oid) + pg_stat_get_analyze_count(oid) + pg_stat_get_autoanalyze_count(oid)
-FROM unnest(ARRAY[%]::oid[]) oid`
+FROM unnest(ARRAY[%s]::oid[]) oid`
 
 // leafStats is the server's tally of a table that holds rows.
 type leafStats struct {
@@ -29,11 +28,7 @@ func readStats(ctx context.Context, conn *pgx.Conn, in *session) ([]leafStats, e
 	if in.Standby || len(in.Table.Leaves) == 0 {
 		return nil, nil // a standby knows nothing of the primary's tally
 	}
-	oids := make([]string, len(in.Table.Leaves))
-	for i, leaf := range in.Table.Leaves {
-		oids[i] = strconv.FormatUint(uint64(leaf.OID), 10)
-	}
-	rows, err := conn.Query(ctx, strings.Replace(statsSQL, "%", strings.Join(oids, ","), 1))
+	rows, err := conn.Query(ctx, fmt.Sprintf(statsSQL, in.Table.leafOIDs()))
 	if err != nil {
 		return nil, err
 	}

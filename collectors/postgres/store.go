@@ -66,9 +66,8 @@ type Store struct {
 
 // facts are what the ledger found out and the other sources use.
 type facts struct {
-	database string
-	table    *Table
-	rows     int64 // exact, or -1
+	rows   int64 // of the marker table, exact; -1 where that is not known
+	groups []string
 }
 
 // New makes a store. It never connects: a database that is away is a poll's
@@ -99,7 +98,7 @@ func New(cfg Config, log *slog.Logger, now func() time.Time) (*Store, error) {
 	if now == nil {
 		now = time.Now
 	}
-	s := &Store{cfg: cfg, name: name, pool: pool, log: log, now: now, shared: facts{rows: -1, database: cfg.Database}}
+	s := &Store{cfg: cfg, name: name, pool: pool, log: log, now: now, shared: facts{rows: -1}}
 	s.ledger = newLedger(s, defaultTuning())
 	return s, nil
 }
@@ -173,7 +172,7 @@ func dsnFault(err error) string {
 // policies that would silently hide rows into an error.
 const beginSQL = `BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SET LOCAL statement_timeout = %d; SET LOCAL lock_timeout = %d; SET LOCAL row_security = off;
-SET LOCAL idle_in_transaction_session_timeout = 5000; SET LOCAL DateStyle = 'ISO';
+SET LOCAL idle_in_transaction_session_timeout = 5000; SET LOCAL DateStyle = 'ISO'; SET LOCAL standard_conforming_strings = on;
 SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off; SET LOCAL enable_seqscan = %s`
 
 // bounds of one transaction.
