@@ -230,10 +230,15 @@ func (f *File) tryParse(flag *kong.Flag, value any) error {
 	return flag.Parse(scan, reflect.New(flag.Target.Type()).Elem())
 }
 
-// Decode fills target, a struct with kong's tags, from the file alone: no
-// flags, no environment. It is for the entries of a List.
-func (f *File) Decode(target any, options ...kong.Option) error {
-	parser, err := kong.New(target, append(options, kong.Resolvers(f), kong.NoDefaultHelp())...)
+// Decode fills target, a struct with kong's tags, from the file and defaults
+// alone: no flags, no environment. It is for the entries of a List.
+func (f *File) Decode(target any) error { return decode(target, kong.Resolvers(f)) }
+
+// Defaults fills target, a struct with kong's tags, with its defaults.
+func Defaults(target any) error { return decode(target) }
+
+func decode(target any, options ...kong.Option) error {
+	parser, err := kong.New(target, append(options, kong.NoDefaultHelp(), durations())...)
 	if err != nil {
 		return err
 	}
@@ -244,10 +249,11 @@ func (f *File) Decode(target any, options ...kong.Option) error {
 // Options are the kong options that every program of this module takes: an
 // environment variable for each flag, durations with days.
 func Options(envPrefix string) []kong.Option {
-	return []kong.Option{
-		kong.DefaultEnvars(envPrefix),
-		kong.TypeMapper(reflect.TypeFor[time.Duration](), durationMapper{}),
-	}
+	return []kong.Option{kong.DefaultEnvars(envPrefix), durations()}
+}
+
+func durations() kong.Option {
+	return kong.TypeMapper(reflect.TypeFor[time.Duration](), durationMapper{})
 }
 
 type durationMapper struct{}

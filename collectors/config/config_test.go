@@ -106,7 +106,7 @@ stores:
 	var intervals []time.Duration
 	for _, s := range loaded.File.List("stores") {
 		var one app
-		if err := s.Decode(&one, config.Options("IGNORED")...); err != nil {
+		if err := s.Decode(&one); err != nil {
 			t.Fatal(err)
 		}
 		if one.Kafka.MaxGroups != 1000 {

@@ -83,6 +83,8 @@ type Options struct {
 	Timeout time.Duration
 	// Now is the clock; nil means time.Now.
 	Now func() time.Time
+	// Published is called with each new snapshot; nil: nobody waits for it.
+	Published func(Snapshot)
 	// Log gets one line for each new problem and one when it is over.
 	Log *slog.Logger
 }
@@ -154,6 +156,9 @@ func (p *Poller) Once(ctx context.Context) error {
 	}
 	p.mu.Unlock()
 	p.report(problems)
+	if err == nil && p.o.Published != nil {
+		p.o.Published(snapshot)
+	}
 	return err
 }
 

@@ -1,0 +1,63 @@
+package checklist
+
+import (
+	"fmt"
+
+	"oncewatch/collectors/postgres"
+)
+
+// divergence is the failure row "handler opens its own connection": marker and
+// effect that were not written in one transaction.
+func divergence(s subject) Line {
+	l := Line{Rule: "effect-divergence", Title: "Are marker and effect written in one transaction?", Threshold: "no row apart"}
+	d := s.store.Divergence
+	switch {
+	case s.store.Effect == "":
+		l.Verdict = Unknown
+		l.Meaning = "Not looked at: no effect table is configured. Equal counts per day would prove nothing; the rows themselves have to be compared."
+		l.Remedy = "Name the table the handler writes: --postgres.effect.table, and --postgres.effect.consumer-group."
+		return l
+	case d == nil:
+		l.Verdict = Unknown
+		l.Meaning = "Markers and effects could not be compared."
+		l.Remedy = s.facts.why("divergence")
+		return l
+	}
+	var n int64
+	compared := false
+	for _, r := range d.Rows {
+		if r.Group != s.group {
+			continue
+		}
+		compared = true
+		n += r.Rows
+		if r.Rows > 0 {
+			l.Evidence = append(l.Evidence, fmt.Sprintf("%s rows: %s", Number(r.Rows), kinds[r.Kind]))
+		}
+	}
+	for _, p := range d.Problems() {
+		l.Evidence = append(l.Evidence, p.Err.Error())
+	}
+	if !compared {
+		l.Verdict = Unknown
+		l.Meaning = "No marker of this group was in the compared time."
+		return l
+	}
+	l.Value = Number(n) + " rows"
+	l.Evidence = append(l.Evidence, fmt.Sprintf("compared with %s, %.0f %% of the last hour's closed minutes", d.Effects, d.Compared*100))
+	if n > 0 {
+		l.Verdict = Violated
+		l.Meaning = "Some markers and effects do not belong to one transaction: a crash between the two loses an event or applies it twice."
+		l.Remedy = "Hand the marker's transaction to the handler, and forbid it a connection of its own."
+		return l
+	}
+	l.Verdict, l.Meaning = OK, "Every marker has its effect, written in the same transaction as far as the columns can tell."
+	return l
+}
+
+var kinds = map[string]string{
+	postgres.MarkerWithoutEffect:  "a marker without its effect",
+	postgres.EffectWithoutMarker:  "an effect without its marker",
+	postgres.DifferentTransaction: "marker and effect from different transactions",
+	postgres.CountDifference:      "more of one than of the other in a minute",
+}

@@ -1,0 +1,172 @@
+package checklist
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"oncewatch/alerts"
+	"oncewatch/collectors/consumer"
+	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres"
+)
+
+// Facts is what the sources know at one moment. A nil snapshot could not be
+// read.
+type Facts struct {
+	Now    time.Time
+	Topics *kafka.Topics
+	Groups *kafka.Groups
+	Stores []Store
+	// Consumers is what the consumers say of themselves; ConsumersNamed says
+	// whether any was named in the configuration.
+	Consumers      *consumer.Snapshot
+	ConsumersNamed bool
+	Sources        []poll.Status
+	// Thresholds are the alert rules' own.
+	Thresholds alerts.Thresholds
+}
+
+// Store is one marker table.
+type Store struct {
+	// Name is the label database, as far as it is known.
+	Name       string
+	Markers    *postgres.Markers
+	Health     *postgres.TableHealth
+	Divergence *postgres.Divergence
+	// Effect is the configured effect table; empty where there is none.
+	Effect string
+}
+
+// Evaluate judges everything that is known, in the order of the checklist.
+func Evaluate(f Facts) []Line {
+	var lines []Line
+	for _, s := range f.Stores {
+		if s.Markers == nil {
+			lines = append(lines, Line{
+				Rule: "markers", Title: "Can the marker table be read?", Database: s.Name, Verdict: Unknown,
+				Meaning: "The marker table could not be read, so nothing of it is judged.",
+				Remedy:  f.why("markers"),
+			})
+			continue
+		}
+		for _, one := range f.subjects(s) {
+			for _, judge := range []func(subject) Line{
+				duplicates, rows, ratio, latency, commits, logFields,
+				divergence, commitOrder, lost, lag,
+			} {
+				line := judge(one)
+				if line.Rule == "" {
+					continue // nothing to say of this group
+				}
+				line.Database, line.Group, line.Topic = s.Markers.Database, one.group, one.topic
+				lines = append(lines, line)
+			}
+		}
+		for _, line := range slices.Concat(structure(s), ledger(s), health(s, f)) {
+			line.Database = s.Markers.Database
+			lines = append(lines, line)
+		}
+	}
+	return append(lines, unseen()...)
+}
+
+// subject is one consumer group on one topic, with what is known of it.
+type subject struct {
+	facts Facts
+	store Store
+
+	group, topic string
+	markers      *postgres.Series  // nil: none
+	commits      *kafka.GroupTopic // nil: not known
+	log          *kafka.Topic      // nil: not known
+	consumed     *consumer.Values  // nil: not known
+}
+
+// subjects are the group × topic pairs that the store's markers are about. A
+// table without a topic column is joined with the group's commits.
+func (f Facts) subjects(s Store) []subject {
+	var out []subject
+	add := func(series *postgres.Series, topic string) {
+		one := subject{facts: f, store: s, group: series.Group, topic: topic, markers: series}
+		if f.Groups != nil {
+			if g := f.Groups.Group(series.Group); g != nil {
+				one.commits = g.Topic(topic)
+			}
+		}
+		if f.Topics != nil {
+			one.log = f.Topics.Topics[topic]
+		}
+		if f.Consumers != nil {
+			if v, ok := f.Consumers.Values[consumer.Key{Group: series.Group, Topic: topic}]; ok {
+				one.consumed = &v
+			}
+		}
+		out = append(out, one)
+	}
+	for i := range s.Markers.Series {
+		series := &s.Markers.Series[i]
+		if series.Topic != "" {
+			add(series, series.Topic)
+			continue
+		}
+		joined := false
+		if f.Groups != nil {
+			if g := f.Groups.Group(series.Group); g != nil {
+				for _, t := range g.Topics {
+					add(series, t.Topic)
+					joined = true
+				}
+			}
+		}
+		if !joined {
+			add(series, "")
+		}
+	}
+	slices.SortStableFunc(out, func(a, b subject) int {
+		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.topic, b.topic))
+	})
+	return out
+}
+
+// why says why a collector has nothing, for a remedy.
+func (f Facts) why(collector string) string {
+	for _, s := range f.Sources {
+		if s.Collector == collector && s.Err != nil {
+			return s.Err.Error()
+		}
+	}
+	return "Wait for the first poll, or see the sources."
+}
+
+// LeftOut says in sentences what was not judged, and why.
+func LeftOut(f Facts) []string {
+	var notes []string
+	if f.Groups == nil {
+		return notes
+	}
+	if n := f.Groups.LeftOut; n > 0 {
+		notes = append(notes, fmt.Sprintf("%s consumer groups are left out by --kafka.max-groups.", Number(int64(n))))
+	}
+	marked := map[string]bool{}
+	for _, s := range f.Stores {
+		if s.Markers == nil {
+			return notes
+		}
+		for _, series := range s.Markers.Series {
+			marked[series.Group] = true
+		}
+	}
+	unmarked := 0
+	for _, g := range f.Groups.Groups {
+		if !marked[g.Name] {
+			unmarked++
+		}
+	}
+	if unmarked > 0 {
+		notes = append(notes, fmt.Sprintf("%s consumer groups have commits and no markers here; they are exported, not judged.", Number(int64(unmarked))))
+	}
+	return notes
+}

@@ -1,0 +1,138 @@
+package checklist
+
+import (
+	"fmt"
+	"time"
+)
+
+// Bounds of the table's health. They are suspects, not proofs: what they do to
+// the consumer shows in its handling time.
+const (
+	longHorizon = time.Hour
+	bloated     = 2.0
+	deadShare   = 0.2
+	deadMin     = 100_000
+)
+
+// health judges what a slow table is suspected for first.
+func health(s Store, f Facts) []Line {
+	h := s.Health
+	if h == nil {
+		return []Line{{
+			Rule: "table-health", Title: "Is the table in good health?", Verdict: Unknown,
+			Meaning: "Sizes, dead rows and vacuum could not be read.", Remedy: f.why("table"),
+		}}
+	}
+	return []Line{horizon(s), indexes(s), deadRows(s, f)}
+}
+
+// horizon: an old snapshot keeps vacuum from removing what was pruned.
+func horizon(s Store) Line {
+	l := Line{Rule: "vacuum-horizon", Title: "Does anything hold vacuum back?", Threshold: "below " + Span(longHorizon)}
+	if len(s.Health.Holders) == 0 {
+		l.Verdict = Unknown
+		l.Meaning = "The role does not see other sessions' transactions."
+		l.Remedy = "GRANT pg_read_all_stats to the exporter's role."
+		return l
+	}
+	var worst time.Duration
+	var who string
+	for _, x := range s.Health.Holders {
+		if x.Age >= worst {
+			worst, who = x.Age, x.Kind
+		}
+		l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s", holders[x.Kind], Span(x.Age)))
+	}
+	l.Value = Span(worst)
+	if worst < longHorizon {
+		l.Verdict, l.Meaning = OK, "Vacuum can remove pruned markers."
+		return l
+	}
+	l.Verdict = Warning
+	l.Meaning = "Pruned markers cannot be removed: table and index grow, and every prune walks over the dead."
+	l.Remedy = release[who]
+	return l
+}
+
+var holders = map[string]string{
+	"session":              "the oldest open transaction",
+	"prepared_transaction": "the oldest prepared transaction",
+	"replication_slot":     "the oldest replication slot",
+}
+
+var release = map[string]string{
+	"session":              "Find it: SELECT pid, usename, state, xact_start, query FROM pg_stat_activity ORDER BY xact_start LIMIT 3; and set idle_in_transaction_session_timeout.",
+	"prepared_transaction": "Find it: SELECT gid, prepared, owner FROM pg_prepared_xacts ORDER BY prepared; then COMMIT PREPARED or ROLLBACK PREPARED.",
+	"replication_slot":     "Find it: SELECT slot_name, active, xmin FROM pg_replication_slots WHERE xmin IS NOT NULL; and drop the one that nobody uses.",
+}
+
+// indexes: bytes per marker against the least seen.
+func indexes(s Store) Line {
+	l := Line{Rule: "index-bloat", Title: "Have the indexes bloated?", Threshold: fmt.Sprintf("below %g × the least seen", bloated)}
+	worst, name := 0.0, ""
+	for _, i := range s.Health.Indexes {
+		if !i.Valid {
+			l.Evidence = append(l.Evidence, fmt.Sprintf("index %s is invalid, the remains of a failed CREATE or REINDEX CONCURRENTLY", i.Name))
+		}
+		l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s", i.Name, Bytes(i.Bytes)))
+		if i.Bloat > worst {
+			worst, name = i.Bloat, i.Name
+		}
+	}
+	if worst == 0 {
+		l.Verdict = Unknown
+		l.Meaning = "Too few markers to tell, or they are still being counted."
+		return l
+	}
+	l.Value = fmt.Sprintf("%.2f × (%s)", worst, name)
+	if worst >= bloated {
+		l.Verdict = Warning
+		l.Meaning = "The index has grown much more than the table's markers. It slows the consumer only where its hot pages no longer fit into memory."
+		l.Remedy = fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", name)
+		return l
+	}
+	l.Verdict, l.Meaning = OK, "The indexes take about as much per marker as they did at best."
+	return l
+}
+
+// deadRows: what vacuum has yet to remove.
+func deadRows(s Store, f Facts) Line {
+	h := s.Health
+	l := Line{Rule: "dead-rows", Title: "Does vacuum keep up with pruning?"}
+	if h.Standby {
+		l.Verdict, l.Meaning = Unknown, "A standby does not know the primary's dead rows."
+		l.Remedy = "Let the exporter read the primary."
+		return l
+	}
+	live := s.Markers.Rows()
+	allowed := max(int64(deadShare*float64(live)), deadMin)
+	l.Value, l.Threshold = Number(h.DeadRows)+" dead rows", "below "+Number(allowed)
+	if h.LastVacuum.IsZero() {
+		l.Evidence = append(l.Evidence, "never vacuumed since the statistics were reset")
+	} else {
+		l.Evidence = append(l.Evidence, "last vacuumed "+Span(max(0, f.Now.Sub(h.LastVacuum)))+" ago")
+	}
+	if h.DeadRows > allowed {
+		l.Verdict = Warning
+		l.Meaning = "Deleted markers pile up faster than vacuum removes them."
+		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0.02); and see what holds vacuum back.", h.Table)
+		return l
+	}
+	l.Verdict, l.Meaning = OK, "Vacuum removes what the pruner deletes."
+	return l
+}
+
+// Bytes writes a size for a person.
+func Bytes(n int64) string {
+	units := []string{"B", "kB", "MB", "GB", "TB"}
+	f := float64(n)
+	i := 0
+	for f >= 1000 && i < len(units)-1 {
+		f /= 1000
+		i++
+	}
+	if i == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", f, units[i])
+}

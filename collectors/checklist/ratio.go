@@ -1,0 +1,91 @@
+package checklist
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// ratio is line 3: do markers outlive the records they guard against?
+func ratio(s subject) Line {
+	t, db, m := s.facts.Thresholds, s.store.Markers, s.markers
+	l := Line{Rule: "retention-ratio", Number: 3, Title: "Do markers outlive the records on the broker?"}
+	if s.log == nil || !s.log.Retention.OK {
+		l.Verdict = Unknown
+		l.Meaning = "The topic's retention is not known, so there is nothing to compare the markers' age with."
+		l.Remedy = "Grant DESCRIBE_CONFIGS on the topic, or see the sources."
+		if s.topic == "" {
+			l.Meaning = "The table has no topic column and the group has no commits, so it is not known whose retention to compare with."
+			l.Remedy = "Commit offsets under the same group name as the markers', or map a topic column."
+		}
+		return l
+	}
+	keep := seconds(s.log.Retention.Value.Seconds)
+	worst := seconds(s.log.Retention.Value.WorstCaseSeconds)
+	configured := db.ConfiguredRetention(m.Group)
+	l.Threshold = fmt.Sprintf("at least %g × %s", t.RetentionRatioWarning, Span(keep))
+	l.Evidence = append(l.Evidence, fmt.Sprintf("topic %s: retention.ms %s, a record can really stay %s (segments are deleted whole)", s.topic, Span(keep), Span(worst)))
+	if configured > 0 {
+		l.Evidence = append(l.Evidence, "the pruner is configured to keep "+Span(configured))
+	}
+	if m.Pruning {
+		l.Evidence = append(l.Evidence, "markers were seen to be pruned at an age of "+Span(m.ObservedRetention))
+	}
+	age := time.Duration(0)
+	l.Value = "no markers"
+	if !m.Oldest.IsZero() {
+		age = db.Age(m.Oldest, s.facts.Now)
+		l.Value = "oldest " + Span(age)
+		if keep > 0 && keep < math.MaxInt64 {
+			l.Value = fmt.Sprintf("%.2f (%s)", age.Seconds()/keep.Seconds(), Span(age))
+		}
+	}
+	below := func(d time.Duration, factor float64) bool {
+		return keep == math.MaxInt64 || d.Seconds() < factor*keep.Seconds()
+	}
+	short := "A consumer that is reset to the earliest offset applies the events again whose markers are gone."
+	remedy := fmt.Sprintf("Keep markers for at least %s; until then, do not reset the group's offsets.", Span(scale(max(keep, min(worst, 2*keep)), t.RetentionRatioWarning)))
+	if keep == math.MaxInt64 {
+		remedy = "Keep markers for ever, or give the topic a finite retention; until then, do not reset the group's offsets."
+	}
+	switch {
+	case configured > 0 && below(configured, t.RetentionRatioWarning):
+		l.Verdict = Violated
+		l.Meaning = "The pruner is configured to keep markers for less than the records they guard against. " + short
+		l.Remedy = remedy
+	case m.Pruning && below(m.ObservedRetention, t.RetentionRatioCritical):
+		l.Verdict = Violated
+		l.Meaning = "Markers really vanish before their records do, whatever is configured. " + short
+		l.Remedy = "Find who deletes them (a second pruning job, a manual DELETE). " + remedy
+	case m.Pruning && below(m.ObservedRetention, t.RetentionRatioWarning):
+		l.Verdict = Warning
+		l.Meaning = "Markers vanish hardly later than their records."
+		l.Remedy = remedy
+	case !m.Oldest.IsZero() && !below(age, t.RetentionRatioWarning):
+		l.Verdict, l.Meaning = OK, "The oldest marker is older than anything the broker still has."
+	case configured > 0:
+		l.Verdict, l.Meaning = OK, "The table is young or was idle: what the pruner is configured to keep is enough, and nothing younger was seen to vanish."
+	case m.Pruning:
+		l.Verdict, l.Meaning = OK, "Markers are pruned at a safe age."
+	default:
+		l.Verdict = Unknown
+		l.Meaning = "The oldest marker is younger than the topic's retention, and no pruning has been seen yet: the table may be young, or the pruner too quick."
+		l.Remedy = "Set --postgres.retention to what the pruner keeps, or look again after its next run."
+	}
+	if l.Verdict == OK && configured > 0 && worst > keep && configured < worst {
+		l.Verdict = Warning
+		l.Meaning = "Markers outlive retention.ms, but a slow topic keeps records longer: a segment goes only when its newest record has expired."
+		l.Remedy = fmt.Sprintf("Keep markers for at least %s, or lower segment.ms of %s.", Span(worst), s.topic)
+	}
+	return l
+}
+
+// seconds converts, with +Inf as the longest duration.
+func seconds(s float64) time.Duration {
+	if s >= math.MaxInt64/1e9 {
+		return math.MaxInt64
+	}
+	return time.Duration(s * float64(time.Second))
+}
+
+func scale(d time.Duration, factor float64) time.Duration { return seconds(d.Seconds() * factor) }

@@ -1,0 +1,122 @@
+package checklist
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"oncewatch/collectors/postgres"
+)
+
+// structure judges the marker table itself: does it guarantee what the pattern
+// needs?
+func structure(s Store) []Line {
+	t := s.Markers.Table
+	if t == nil {
+		return nil
+	}
+	return []Line{uniqueness(t), timeIndex(t)}
+}
+
+// uniqueness: only a unique index on the group and the event id, and nothing
+// more, makes a redelivery collide.
+func uniqueness(t *postgres.Table) Line {
+	l := Line{Rule: "unique-key", Title: "Does a second delivery collide with the first marker?"}
+	if t.Has.EventID == "" {
+		l.Verdict = Unknown
+		l.Meaning = "The table has no known event id column, so its key cannot be judged."
+		l.Remedy = "Map it with --postgres.column.event-id."
+		return l
+	}
+	key := []string{t.Has.EventID}
+	if t.Has.Group != "" {
+		key = []string{t.Has.Group, t.Has.EventID}
+	}
+	l.Threshold = "unique (" + strings.Join(key, ", ") + ")"
+	for _, i := range t.Indexes {
+		if i.Unique {
+			l.Evidence = append(l.Evidence, fmt.Sprintf("unique index %s on (%s)%s", i.Name, strings.Join(i.Columns, ", "), unusable(i)))
+		}
+	}
+	create := fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s), after removing the duplicates it will name.", t, strings.Join(key, ", "))
+	switch {
+	case t.UniqueOn(key...):
+		l.Value, l.Verdict = "yes", OK
+		l.Meaning = "A redelivered event hits the unique index, and nothing is applied again."
+	case slices.ContainsFunc(t.Indexes, func(i postgres.Index) bool {
+		return i.Unique && i.Valid && slices.Contains(i.Columns, t.Has.ProcessedAt) && slices.Contains(i.Columns, t.Has.EventID)
+	}):
+		l.Value, l.Verdict = "no", Violated
+		l.Meaning = fmt.Sprintf("The key includes %s, which differs at every delivery: every redelivery is accepted and its effect applied again, also a second later in the same partition.", t.Has.ProcessedAt)
+		l.Remedy = "Partition by range of a UUIDv7 or ULID event id instead (reference-consumer migrate --partitioned): it prunes by dropping partitions and keeps the whole key unique."
+	default:
+		l.Value, l.Verdict = "no", Violated
+		l.Meaning = "No valid unique index guards the event id: redeliveries are applied again."
+		l.Remedy = create
+	}
+	return l
+}
+
+func unusable(i postgres.Index) string {
+	switch {
+	case !i.Valid:
+		return ", invalid"
+	case i.Partial:
+		return ", partial"
+	}
+	return ""
+}
+
+// timeIndex: pruning and watching both go by time.
+func timeIndex(t *postgres.Table) Line {
+	l := Line{Rule: "time-index", Title: "Can markers be found by age?", Threshold: "an index that begins with " + t.Has.ProcessedAt}
+	for _, i := range t.Indexes {
+		if !i.Valid {
+			l.Evidence = append(l.Evidence, fmt.Sprintf("index %s is invalid: drop it (DROP INDEX CONCURRENTLY) or build it again", i.Name))
+		}
+	}
+	if t.TimeIndex != "" {
+		l.Verdict, l.Value, l.Meaning = OK, t.TimeIndex, "The pruner finds old markers without reading the table."
+		if len(l.Evidence) > 0 {
+			l.Verdict, l.Meaning = Warning, "An index of the table is invalid: it costs every insert and helps nobody."
+			l.Remedy = "See the evidence."
+		}
+		return l
+	}
+	l.Verdict, l.Value = Warning, "none"
+	l.Meaning = "Each prune batch reads the whole table, and the counts here come from a slow walk over its pages."
+	l.Remedy = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s);", t, t.Has.ProcessedAt)
+	return l
+}
+
+// ledger says where the counts themselves may be off.
+func ledger(s Store) []Line {
+	m := s.Markers
+	if len(m.Inexact) == 0 {
+		return nil
+	}
+	l := Line{Rule: "ledger-exact", Title: "Are the marker counts exact?", Verdict: Warning, Value: "perhaps not", Threshold: "exact",
+		Meaning: "The counts may be off by what appeared unseen; the scrub corrects them later."}
+	for _, reason := range m.Inexact {
+		l.Evidence = append(l.Evidence, inexact[reason])
+		if l.Remedy == "" {
+			l.Remedy = mend[reason]
+		}
+	}
+	return []Line{l}
+}
+
+var inexact = map[postgres.Reason]string{
+	postgres.ReasonRole:        "the role does not see when others' transactions began (no pg_read_all_stats)",
+	postgres.ReasonStandby:     "a hot standby does not show the primary's open transactions",
+	postgres.ReasonPrepared:    "prepared transactions hide when they began",
+	postgres.ReasonNoIndex:     "no index on the time: the table is counted page by page, now and then",
+	postgres.ReasonUnexplained: "the server saw rows come or go that the ledger did not; a fast scrub looks for them",
+	postgres.ReasonFuture:      "very many markers carry a future time",
+	postgres.ReasonCatchingUp:  "more was pruned than one poll could follow",
+}
+
+var mend = map[postgres.Reason]string{
+	postgres.ReasonRole:    "GRANT pg_read_all_stats to the exporter's role.",
+	postgres.ReasonNoIndex: "Create the index on the time.",
+}

@@ -1,0 +1,225 @@
+// Package collectors wires the exporter: it turns the configuration into
+// sources, polls them, and hands the newest snapshots to the page, the audit
+// and Prometheus.
+package collectors
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"oncewatch/alerts"
+	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/config"
+	"oncewatch/collectors/consumer"
+	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres"
+)
+
+// Config is everything that is watched, and how often.
+type Config struct {
+	Postgres postgres.Config `embed:"" prefix:"postgres." group:"PostgreSQL"`
+	Kafka    kafka.Config    `embed:"" prefix:"kafka." group:"Kafka"`
+	Consumer consumer.Config `embed:"" prefix:"consumer."`
+	Poll     Poll            `embed:"" prefix:"poll."`
+
+	// Stores replaces Postgres where the file lists several.
+	Stores []postgres.Config `kong:"-"`
+}
+
+// Poll is the rhythm of the collectors.
+type Poll struct {
+	Interval time.Duration `default:"15s" help:"Time between two polls of a collector."`
+	Timeout  time.Duration `default:"10s" help:"Time one poll may take."`
+}
+
+// LoadStores reads the stores of the configuration file, if it lists any.
+func (c *Config) LoadStores(file *config.File) error {
+	if file == nil {
+		return nil
+	}
+	for i, entry := range file.List("stores") {
+		var one struct {
+			postgres.Config `embed:""`
+		}
+		if err := entry.Decode(&one); err != nil {
+			return fmt.Errorf("store %d: %w", i+1, err)
+		}
+		c.Stores = append(c.Stores, one.Config)
+	}
+	return nil
+}
+
+// Validate names every key that cannot be used, and its remedy. It connects to
+// nothing.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Poll.Interval < 100*time.Millisecond {
+		errs = append(errs, fmt.Errorf("--poll.interval: %s is too short: want 100ms or more", c.Poll.Interval))
+	}
+	if c.Poll.Timeout <= 0 {
+		errs = append(errs, fmt.Errorf("--poll.timeout: %s is no time: want for example 10s", c.Poll.Timeout))
+	}
+	errs = append(errs, c.Kafka.Validate(), c.Consumer.Validate())
+	for i, s := range c.stores() {
+		if err := s.Validate(); err != nil {
+			if len(c.Stores) > 0 {
+				err = fmt.Errorf("store %d (%s): %w", i+1, cmp.Or(s.Database, s.Table), err)
+			}
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) stores() []postgres.Config {
+	if len(c.Stores) > 0 {
+		return c.Stores
+	}
+	return []postgres.Config{c.Postgres}
+}
+
+// Exporter is the sources and their pollers.
+type Exporter struct {
+	Pollers poll.Set
+
+	config   Config
+	now      func() time.Time
+	kafka    *kafka.Client
+	consumer *consumer.Source
+	stores   []store
+	topics   *poll.Poller
+	groups   *poll.Poller
+	consumed *poll.Poller // nil where no consumer is named
+}
+
+// store is one database's pollers.
+type store struct {
+	*postgres.Store
+	markers, table, divergence *poll.Poller
+}
+
+// New makes the exporter. It connects to nothing: a source that is away is a
+// failed poll.
+func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	if now == nil {
+		now = time.Now
+	}
+	e := &Exporter{config: c, now: now}
+	defer func() {
+		if err != nil {
+			e.Close()
+		}
+	}()
+	add := func(name string, s poll.Source) *poll.Poller {
+		p := poll.New(s, poll.Options{Name: name, Interval: c.Poll.Interval, Timeout: c.Poll.Timeout, Now: now, Log: log, Published: e.published})
+		e.Pollers = append(e.Pollers, p)
+		return p
+	}
+	stores := c.stores()
+	for i, sc := range stores {
+		ps, err := postgres.New(sc, log, now)
+		if err != nil {
+			return nil, err
+		}
+		suffix := ""
+		if len(stores) > 1 {
+			suffix = ":" + cmp.Or(sc.Database, fmt.Sprint(i+1))
+		}
+		s := store{Store: ps}
+		e.stores = append(e.stores, s)
+		s.markers = add("markers"+suffix, ps.Markers())
+		s.table = add("table"+suffix, ps.TableHealth())
+		if sc.Effect.Table != "" {
+			s.divergence = add("divergence"+suffix, ps.Divergence())
+		}
+		e.stores[i] = s
+	}
+	if e.kafka, err = kafka.New(c.Kafka, log, now); err != nil {
+		return nil, err
+	}
+	e.groups = add("groups", e.kafka.Groups())
+	e.topics = add("topics", e.kafka.Topics())
+	if len(c.Consumer.MetricsURL) > 0 {
+		e.consumer = consumer.New(c.Consumer, now)
+		e.consumed = add("consumers", e.consumer)
+	}
+	return e, nil
+}
+
+// published hands on what one source tells for another: the groups and topics
+// of the markers are watched on the broker too.
+func (e *Exporter) published(s poll.Snapshot) {
+	if _, ok := s.(*postgres.Markers); !ok {
+		return
+	}
+	groups, topics := map[string]bool{}, map[string]bool{}
+	for _, st := range e.stores {
+		if m, ok := latest[*postgres.Markers](st.markers); ok {
+			for _, series := range m.Series {
+				groups[series.Group] = true
+				topics[series.Topic] = true
+			}
+		}
+	}
+	delete(topics, "") // a table without such a column
+	delete(groups, "")
+	e.kafka.Watch(slices.Collect(maps.Keys(groups)), slices.Collect(maps.Keys(topics)))
+}
+
+// Close ends the sources' connections.
+func (e *Exporter) Close() {
+	for _, s := range e.stores {
+		s.Close()
+	}
+	if e.kafka != nil {
+		e.kafka.Close()
+	}
+	if e.consumer != nil {
+		e.consumer.Close()
+	}
+}
+
+// Once polls every source once, those that others build on first.
+func (e *Exporter) Once(ctx context.Context) {
+	for _, p := range e.Pollers {
+		_ = p.Once(ctx) // it is logged, counted, and in Facts
+	}
+}
+
+// Facts is what is known now, for the checklist.
+func (e *Exporter) Facts() checklist.Facts {
+	f := checklist.Facts{Now: e.now(), ConsumersNamed: e.consumed != nil, Thresholds: alerts.Defaults()}
+	f.Topics, _ = latest[*kafka.Topics](e.topics)
+	f.Groups, _ = latest[*kafka.Groups](e.groups)
+	f.Consumers, _ = latest[*consumer.Snapshot](e.consumed)
+	for _, s := range e.stores {
+		one := checklist.Store{Effect: s.Config().Effect.Table}
+		one.Name = cmp.Or(s.Config().Database, s.Config().Table)
+		one.Markers, _ = latest[*postgres.Markers](s.markers)
+		one.Health, _ = latest[*postgres.TableHealth](s.table)
+		one.Divergence, _ = latest[*postgres.Divergence](s.divergence)
+		f.Stores = append(f.Stores, one)
+	}
+	for _, p := range e.Pollers {
+		f.Sources = append(f.Sources, p.Status())
+	}
+	return f
+}
+
+func latest[T poll.Snapshot](p *poll.Poller) (none T, ok bool) {
+	if p == nil {
+		return none, false
+	}
+	s, ok := p.Latest().(T)
+	return s, ok
+}

@@ -1,0 +1,101 @@
+package collectors
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	versioncollector "github.com/prometheus/client_golang/prometheus/collectors/version"
+	"github.com/prometheus/common/version"
+
+	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/web"
+)
+
+// grace is how long requests under way may take after the signal to end; the
+// contract gives the whole exit 5 seconds.
+const grace = 3 * time.Second
+
+// Started is what Serve tells once it listens.
+type Started struct {
+	// URL of the page on this machine.
+	URL string
+	// Polled waits until every collector has succeeded once.
+	Polled func(context.Context) error
+}
+
+// Serve runs the exporter until the context ends. started may be nil.
+func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, started func(Started)) error {
+	e, err := New(c, log, nil)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	server, err := web.Listen(ctx, w, log)
+	if err != nil {
+		return err
+	}
+	reg, err := e.Registry()
+	if err != nil {
+		return err
+	}
+	page, err := web.Page(e.view)
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "version", version.Version, "stores", len(e.stores), "brokers", c.Kafka.Brokers)
+
+	ctx, cancel := context.WithCancel(ctx)
+	polling := make(chan struct{})
+	go func() {
+		defer close(polling)
+		e.Pollers.Run(ctx)
+	}()
+	if started != nil {
+		started(Started{URL: server.URL(), Polled: e.polled})
+	}
+	err = server.Serve(ctx, web.Handler(w, reg, page, e.Pollers.Ready, log), grace)
+	cancel()
+	<-polling
+	return err
+}
+
+// Registry has the sources' metrics and those of the exporter itself.
+func (e *Exporter) Registry() (*prometheus.Registry, error) {
+	reg := prometheus.NewRegistry()
+	for _, c := range []prometheus.Collector{
+		e.Pollers,
+		versioncollector.NewCollector("oncewatch"),
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	} {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return reg, nil
+}
+
+func (e *Exporter) view() web.View {
+	f := e.Facts()
+	return web.View{
+		Now: f.Now, Refresh: e.config.Poll.Interval, Version: version.Version,
+		Sources: f.Sources, Lines: checklist.Evaluate(f), Notes: checklist.LeftOut(f),
+	}
+}
+
+// polled waits until every collector has succeeded once.
+func (e *Exporter) polled(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !e.Pollers.Ready() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+package web
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"html/template"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/poll"
+)
+
+//go:embed page.html
+var pageFiles embed.FS
+
+// View is what the page shows, as of one moment.
+type View struct {
+	Now     time.Time
+	Refresh time.Duration
+	Version string
+	Sources []poll.Status
+	Lines   []checklist.Line
+	// Notes are said below the lines: what was left out, and why.
+	Notes []string
+}
+
+// Page renders the checklist for a person.
+func Page(view func() View) (http.Handler, error) {
+	tmpl, err := template.New("page.html").Funcs(template.FuncMap{
+		"ago": ago,
+	}).ParseFS(pageFiles, "page.html")
+	if err != nil {
+		return nil, fmt.Errorf("page template: %w", err)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		var b bytes.Buffer
+		if err := tmpl.Execute(&b, arrange(view())); err != nil {
+			http.Error(w, "the page could not be rendered", http.StatusInternalServerError)
+			return
+		}
+		h := w.Header()
+		h.Set("Content-Type", "text/html; charset=utf-8")
+		// Names of topics and groups come from outside: nothing on the page runs.
+		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cache-Control", "no-store")
+		_, _ = w.Write(b.Bytes())
+	}), nil
+}
+
+// card is one consumer group on one topic.
+type card struct {
+	Database, Group, Topic string
+	Verdict                checklist.Verdict
+	Lines                  []checklist.Line // the six of the checklist, in its order
+	More                   []checklist.Line // what else was found there, worst first
+}
+
+type layout struct {
+	View
+	Seconds  int
+	Verdict  checklist.Verdict
+	Headline string
+	Cards    []card
+	General  []checklist.Line
+	Failing  int
+}
+
+// arrange groups the lines into cards, the worst card first.
+func arrange(v View) layout {
+	l := layout{View: v, Seconds: max(5, int(v.Refresh.Seconds())), Verdict: checklist.Worst(v.Lines)}
+	index := map[[3]string]int{}
+	for _, line := range v.Lines {
+		if line.Group == "" {
+			l.General = append(l.General, line)
+			continue
+		}
+		key := [3]string{line.Database, line.Group, line.Topic}
+		i, ok := index[key]
+		if !ok {
+			i = len(l.Cards)
+			index[key] = i
+			l.Cards = append(l.Cards, card{Database: line.Database, Group: line.Group, Topic: line.Topic})
+		}
+		c := &l.Cards[i]
+		if line.Number > 0 {
+			c.Lines = append(c.Lines, line)
+		} else {
+			c.More = append(c.More, line)
+		}
+	}
+	for i := range l.Cards {
+		c := &l.Cards[i]
+		slices.SortStableFunc(c.Lines, func(a, b checklist.Line) int { return a.Number - b.Number })
+		c.More = checklist.WorstFirst(c.More)
+		c.Verdict = checklist.Worst(append(slices.Clone(c.Lines), c.More...))
+	}
+	rank := func(v checklist.Verdict) int { return slices.Index(worstFirst, v) }
+	slices.SortStableFunc(l.Cards, func(a, b card) int { return rank(a.Verdict) - rank(b.Verdict) })
+	l.General = checklist.WorstFirst(l.General)
+	for _, s := range v.Sources {
+		if s.Err != nil || s.Stale {
+			l.Failing++
+		}
+	}
+	l.Headline = headline(v.Lines, l.Failing)
+	return l
+}
+
+var worstFirst = []checklist.Verdict{checklist.Violated, checklist.Warning, checklist.Unknown, checklist.OK}
+
+func headline(lines []checklist.Line, failing int) string {
+	var parts []string
+	say := func(n int, one, many string) {
+		switch {
+		case n == 1:
+			parts = append(parts, "1 "+one)
+		case n > 1:
+			parts = append(parts, fmt.Sprintf("%d %s", n, many))
+		}
+	}
+	say(checklist.Count(lines, checklist.Violated), "line is violated", "lines are violated")
+	say(checklist.Count(lines, checklist.Warning), "line needs attention", "lines need attention")
+	say(failing, "source cannot be read", "sources cannot be read")
+	switch {
+	case len(parts) > 0:
+		return strings.Join(parts, ", ") + "."
+	case len(lines) == 0:
+		return "Nothing to judge yet: no consumer group with markers or commits has been seen."
+	}
+	return "Every line that can be seen from here holds."
+}
+
+// ago says how long before now a time was, in one unit.
+func ago(now, t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return checklist.Span(now.Sub(t)) + " ago"
+}

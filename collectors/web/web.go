@@ -1,0 +1,148 @@
+// Package web serves the exporter over HTTP: /metrics for Prometheus, / for a
+// person, /-/healthy and /-/ready for whoever runs it.
+package web
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	toolkit "github.com/prometheus/exporter-toolkit/web"
+)
+
+// Config is the listener's flags, as the programs of Prometheus know them.
+type Config struct {
+	ListenAddress []string `name:"listen-address" default:":10077" help:"Addresses on which to expose metrics and the page."`
+	ConfigFile    string   `name:"config.file" help:"Configuration file for TLS and basic authentication (exporter-toolkit's format)." type:"path"`
+	TelemetryPath string   `name:"telemetry-path" default:"/metrics" help:"Path under which to expose metrics."`
+}
+
+// Handler serves the registry's metrics, the page, and the two probes.
+func Handler(c Config, reg *prometheus.Registry, page http.Handler, ready func() bool, log *slog.Logger) http.Handler {
+	mux := http.NewServeMux()
+	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
+		// One bad series must not cost the others (case P24).
+		ErrorHandling:     promhttp.ContinueOnError,
+		Registry:          reg,
+		EnableOpenMetrics: true,
+	})
+	// TimeoutHandler buffers: a scraper that reads slowly holds no place.
+	mux.Handle("GET "+c.TelemetryPath, http.TimeoutHandler(limit(scrapesAtOnce, metrics), 10*time.Second, "too many scrapes at once"))
+	mux.HandleFunc("GET /-/healthy", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintln(w, "oncewatch is healthy.")
+	})
+	mux.HandleFunc("GET /-/ready", func(w http.ResponseWriter, _ *http.Request) {
+		if !ready() {
+			http.Error(w, "Not every collector has succeeded yet; see /.", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = fmt.Fprintln(w, "oncewatch is ready.")
+	})
+	if page != nil {
+		mux.Handle("GET /{$}", page)
+	}
+	return mux
+}
+
+// scrapesAtOnce bounds the memory of many scrapes at the same moment: each
+// holds its whole page. Others wait for a place.
+const scrapesAtOnce = 4
+
+func limit(n int, h http.Handler) http.Handler {
+	places := make(chan struct{}, n)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+			h.ServeHTTP(w, r)
+		case <-r.Context().Done():
+		}
+	})
+}
+
+// Server is a listening HTTP server.
+type Server struct {
+	http      *http.Server
+	listeners []net.Listener
+	config    Config
+	log       *slog.Logger
+}
+
+// Listen opens the listeners, so that an address in use is known before
+// anything else is started. It also reads the web configuration file once.
+func Listen(ctx context.Context, c Config, log *slog.Logger) (*Server, error) {
+	if err := toolkit.Validate(c.ConfigFile); err != nil {
+		return nil, fmt.Errorf("--web.config.file %s: %w", c.ConfigFile, err)
+	}
+	s := &Server{config: c, log: log}
+	for _, address := range c.ListenAddress {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+		if err != nil {
+			s.close()
+			return nil, fmt.Errorf("--web.listen-address %s: %w", address, err)
+		}
+		s.listeners = append(s.listeners, l)
+	}
+	return s, nil
+}
+
+// URL is where the first listener is reached from this machine.
+func (s *Server) URL() string {
+	address := s.listeners[0].Addr().(*net.TCPAddr)
+	host := address.IP.String()
+	if address.IP.IsUnspecified() {
+		host = "localhost"
+	}
+	scheme := "http"
+	if s.config.ConfigFile != "" {
+		scheme = "https" // or basic auth alone; close enough for a hint
+	}
+	return fmt.Sprintf("%s://%s", scheme, net.JoinHostPort(host, fmt.Sprint(address.Port)))
+}
+
+// Serve answers requests until the context ends, then lets those under way
+// finish within grace.
+func (s *Server) Serve(ctx context.Context, h http.Handler, grace time.Duration) error {
+	s.http = &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	systemd := false
+	flags := &toolkit.FlagConfig{WebListenAddresses: &s.config.ListenAddress, WebSystemdSocket: &systemd, WebConfigFile: &s.config.ConfigFile}
+	served := make(chan error, 1)
+	go func() { served <- toolkit.ServeMultiple(s.listeners, s.http, flags, s.log) }()
+	select {
+	case err := <-served:
+		s.close()
+		return fmt.Errorf("serve HTTP: %w", err)
+	case <-ctx.Done():
+	}
+	grateful, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	if err := s.http.Shutdown(grateful); err != nil {
+		_ = s.http.Close() // a scraper that does not read must not hold the exit
+	}
+	s.close()
+	if err := <-served; err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		return fmt.Errorf("serve HTTP: %w", err)
+	}
+	return nil
+}
+
+func (s *Server) close() {
+	for _, l := range s.listeners {
+		_ = l.Close()
+	}
+}

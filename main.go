@@ -1,0 +1,213 @@
+// Oncewatch watches whether every event is applied once: it exports what the
+// markers of idempotent Kafka consumers and the broker tell together.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/prometheus/common/version"
+	"golang.org/x/term"
+
+	"oncewatch/alerts"
+	"oncewatch/collectors"
+	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/config"
+	"oncewatch/collectors/web"
+	"oncewatch/dashboards"
+	"oncewatch/deploy/demo"
+)
+
+// Exit codes beside 0.
+const (
+	exitDoesNotHold = 1 // check: something does not hold
+	exitUnusable    = 2 // the configuration is unusable, or check could not check
+)
+
+type cli struct {
+	ConfigFile config.FileFlag  `name:"config.file" placeholder:"FILE" help:"YAML file with a key for every flag, nested or dotted; flags and environment win over it."`
+	Log        config.Log       `embed:"" prefix:"log."`
+	Version    kong.VersionFlag `help:"Print the version and exit."`
+
+	Serve      serveCmd      `cmd:"" default:"withargs" help:"Run the exporter (the default command)."`
+	Check      checkCmd      `cmd:"" help:"Audit the checklist once against the live database and broker."`
+	Demo       demoCmd       `cmd:"" help:"Run everything on this machine with nothing set up: PostgreSQL, a Kafka broker, producer, consumer, exporter."`
+	Rules      rulesCmd      `cmd:"" help:"Write the alert rules to standard output."`
+	Dashboards dashboardsCmd `cmd:"" help:"Write the Grafana dashboards as JSON files."`
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run is the program: it returns the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	var c cli
+	loaded := &config.Loaded{}
+	exit := -1
+	parser, err := kong.New(&c, append(config.Options("ONCEWATCH"),
+		kong.Name("oncewatch"),
+		kong.Description("Tells whether every event is really applied once."),
+		kong.Vars{"version": version.Print("oncewatch"), "demo_faults": demo.FaultNames()},
+		kong.Bind(loaded),
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(code int) { exit = code }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+	)...)
+	if err != nil {
+		_, _ = fmt.Fprintln(stderr, "oncewatch:", err)
+		return exitUnusable
+	}
+	parsed, err := parser.Parse(args)
+	if exit >= 0 { // --help and --version have printed and are done
+		return exit
+	}
+	if err == nil {
+		err = parsed.Run(&environment{cli: &c, file: loaded.File, stdout: stdout, stderr: stderr})
+	}
+	var coded *exitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &coded):
+		if coded.err != nil {
+			_, _ = fmt.Fprintln(stderr, "oncewatch:", coded.err)
+		}
+		return coded.code
+	}
+	_, _ = fmt.Fprintln(stderr, "oncewatch:", err)
+	return exitUnusable
+}
+
+// exitError carries an exit code of its own.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit %d: %v", e.code, e.err) }
+func (e *exitError) Unwrap() error { return e.err }
+
+// environment is what the commands need beside their flags.
+type environment struct {
+	cli            *cli
+	file           *config.File
+	stdout, stderr io.Writer
+}
+
+type serveCmd struct {
+	collectors.Config
+	Web web.Config `embed:"" prefix:"web."`
+}
+
+func (c *serveCmd) Run(ctx context.Context, env *environment) error {
+	log, err := env.cli.Log.New(env.stderr)
+	if err != nil {
+		return err
+	}
+	if err := c.LoadStores(env.file); err != nil {
+		return err
+	}
+	return collectors.Serve(ctx, c.Config, c.Web, log, nil)
+}
+
+type checkCmd struct {
+	collectors.Config
+	Output  string        `default:"text" enum:"text,json" help:"${enum}."`
+	FailOn  string        `default:"violated" enum:"warning,violated" help:"Exit with 1 from this verdict on: ${enum}."`
+	Timeout time.Duration `default:"2m" help:"Time the whole audit may take."`
+	DryRun  bool          `help:"Validate the configuration and connect to nothing."`
+}
+
+func (c *checkCmd) Run(ctx context.Context, env *environment) error {
+	if err := c.LoadStores(env.file); err != nil {
+		return err
+	}
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if c.DryRun {
+		_, err := fmt.Fprintln(env.stdout, "The configuration is usable; nothing was connected to.")
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	// What could not be read is in the report; the log would say it twice.
+	report, err := collectors.Check(ctx, c.Config, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	if c.Output == "json" {
+		err = report.JSON(env.stdout)
+	} else {
+		colour, width := terminal(env.stdout)
+		err = report.Text(env.stdout, colour, width)
+	}
+	var limit checklist.Verdict
+	switch {
+	case err != nil:
+		return err
+	case !report.Whole():
+		return &exitError{code: exitUnusable}
+	case limit.UnmarshalText([]byte(c.FailOn)) == nil && report.Fails(limit):
+		return &exitError{code: exitDoesNotHold}
+	}
+	return nil
+}
+
+// terminal says whether to colour what is written, and how wide it may be.
+func terminal(w io.Writer) (colour bool, width int) {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return false, 100
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		width = 100
+	}
+	_, plain := os.LookupEnv("NO_COLOR")
+	return !plain, width
+}
+
+type rulesCmd struct {
+	Format      string            `default:"prometheus" enum:"prometheus,operator" help:"A rule file or a PrometheusRule object: ${enum}."`
+	Set         map[string]string `placeholder:"KEY=VALUE" help:"Set a threshold; see --list."`
+	Values      string            `placeholder:"FILE" type:"path" help:"YAML file of thresholds."`
+	RunbookBase string            `placeholder:"URL" help:"Address under which alerts/runbooks/ is served."`
+}
+
+func (c *rulesCmd) Run(env *environment) error {
+	return alerts.Render(env.stdout, alerts.Options{Format: c.Format, Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase})
+}
+
+type dashboardsCmd struct {
+	OutputDir string `default:"." type:"path" help:"Folder to write into; it is made if needed."`
+}
+
+func (c *dashboardsCmd) Run(env *environment) error {
+	return dashboards.Write(c.OutputDir, dashboards.Options{})
+}
+
+type demoCmd struct {
+	demo.Options
+}
+
+func (c *demoCmd) Run(ctx context.Context, env *environment) error {
+	log, err := env.cli.Log.New(env.stderr)
+	if err != nil {
+		return err
+	}
+	return demo.Run(ctx, c.Options, env.stdout, log)
+}
