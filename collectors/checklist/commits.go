@@ -33,7 +33,7 @@ func commits(s subject) Line {
 	if evidence == "" {
 		return s.untold(l, "the time between the two commits is the consumer's to tell, and the table has no offsets to see it by")
 	}
-	l.Value = Number(ahead) + " records"
+	l.Value = Things(ahead, "record")
 	l.Threshold = "few records"
 	l.Evidence = append(l.Evidence, evidence)
 	l.Verdict = OK
@@ -95,7 +95,7 @@ func commitOrder(s subject) Line {
 			worst = max(worst, d)
 		}
 	}
-	l.Value = Number(worst) + " records"
+	l.Value = Things(worst, "record")
 	if worst == 0 {
 		l.Verdict, l.Meaning = OK, "No committed offset is ahead of the newest marker."
 		return l
@@ -111,7 +111,7 @@ func commitOrder(s subject) Line {
 func logFields(subject) Line {
 	return Line{
 		Rule: "log-fields", Number: 6, Title: "Does every log line of an event carry event_id and consumer_group?",
-		Verdict: Unknown, Meaning: "Cannot be seen from here: logs are not read.",
+		Verdict: Unknown, Outside: true, Meaning: "Cannot be seen from here: logs are not read.",
 		Remedy: "Look at one line of the consumer's log of a handled event: event_id, consumer_group, topic, partition, offset.",
 	}
 }

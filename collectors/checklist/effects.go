@@ -43,7 +43,7 @@ func divergence(s subject) Line {
 		l.Meaning = "No marker of this group was in the compared time."
 		return l
 	}
-	l.Value = Number(n) + " rows"
+	l.Value = Things(n, "row")
 	l.Evidence = append(l.Evidence, fmt.Sprintf("compared with %s, %.0f %% of the last hour's closed minutes", d.Effects, d.Compared*100))
 	if n > 0 {
 		l.Verdict = Violated

@@ -5,7 +5,7 @@ package checklist
 func unseen() []Line {
 	return []Line{{
 		Rule: "auto-commit", Title: "Is automatic offset commit off in every consumer?",
-		Verdict: Unknown, Meaning: "Cannot be seen from here: it is a setting inside the consumer.",
+		Verdict: Unknown, Outside: true, Meaning: "Cannot be seen from here: it is a setting inside the consumer.",
 		Remedy: "Assert enable.auto.commit=false at start and refuse to run otherwise, as the reference consumer does.",
 	}}
 }

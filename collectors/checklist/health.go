@@ -74,7 +74,11 @@ func indexes(s Store) Line {
 		if !i.Valid {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("index %s is invalid, the remains of a failed CREATE or REINDEX CONCURRENTLY", i.Name))
 		}
-		l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s", i.Name, Bytes(i.Bytes)))
+		if i.Bloat > 0 {
+			l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s, %.2f × its least per marker", i.Name, Bytes(i.Bytes), i.Bloat))
+		} else {
+			l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s", i.Name, Bytes(i.Bytes)))
+		}
 		if i.Bloat > worst {
 			worst, name = i.Bloat, i.Name
 		}
@@ -84,7 +88,7 @@ func indexes(s Store) Line {
 		l.Meaning = "Too few markers to tell, or they are still being counted."
 		return l
 	}
-	l.Value = fmt.Sprintf("%.2f × (%s)", worst, name)
+	l.Value = fmt.Sprintf("%.2f ×", worst)
 	if worst >= bloated {
 		l.Verdict = Warning
 		l.Meaning = "The index has grown much more than the table's markers. It slows the consumer only where its hot pages no longer fit into memory."

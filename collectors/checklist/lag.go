@@ -36,7 +36,7 @@ func lost(s subject) Line {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("%s sequence numbers of the producers are missing, %s", Number(int64(gaps)), s.span()))
 		}
 	}
-	l.Value = Number(n+int64(gaps)) + " records"
+	l.Value = Things(n+int64(gaps), "record")
 	switch {
 	case outside:
 		l.Verdict = Violated
@@ -79,7 +79,7 @@ func lag(s subject) Line {
 			oldest = w.Value
 		}
 	}
-	l.Value = Number(records) + " records"
+	l.Value = Things(records, "record")
 	wait := time.Duration(0)
 	if !oldest.IsZero() && records > 0 {
 		wait = max(0, s.facts.Now.Sub(oldest))

@@ -56,6 +56,9 @@ type Line struct {
 	Topic    string `json:"topic,omitempty"`
 
 	Verdict Verdict `json:"verdict"`
+	// Outside says that nobody can judge the line from outside: it is listed
+	// so that it is not forgotten, and does not count for Worst.
+	Outside bool `json:"cannot_be_seen,omitempty"`
 	// Value and Threshold are for a person: "8d 2h", "at least 1.1 × 7d".
 	Value     string `json:"value,omitempty"`
 	Threshold string `json:"threshold,omitempty"`
@@ -92,13 +95,15 @@ func listed(l Line) int {
 	return l.Number
 }
 
-// Worst is the gravest verdict of the lines; Unknown counts as less than a
-// Warning and more than OK.
+// Worst is the gravest verdict of the lines that can be seen; Unknown counts as
+// less than a Warning and more than OK.
 func Worst(lines []Line) Verdict {
-	if len(lines) == 0 {
-		return Unknown
+	for _, l := range WorstFirst(lines) {
+		if !l.Outside {
+			return l.Verdict
+		}
 	}
-	return WorstFirst(lines)[0].Verdict
+	return Unknown
 }
 
 // Count is the number of lines with a verdict.

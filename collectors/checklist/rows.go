@@ -14,7 +14,7 @@ func rows(s subject) Line {
 		l.Meaning = "The markers are still being counted for the first time."
 		return l
 	}
-	l.Value = Number(m.Rows) + " markers"
+	l.Value = Things(m.Rows, "marker")
 	l.Evidence = append(l.Evidence, fmt.Sprintf("table %s: %s markers appeared and %s vanished since the exporter started", db.Table, Number(m.Inserted), Number(m.Pruned)))
 	if limit := db.RowLimit(); limit > 0 {
 		l.Threshold = "below " + Number(limit)

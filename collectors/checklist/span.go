@@ -37,7 +37,15 @@ func Span(d time.Duration) string {
 	return d.String()
 }
 
-// Number writes a count with thin groups of three: 12,345,678.
+// Things writes a number of things: 1 record, 2 records.
+func Things(n int64, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return Number(n) + " " + thing
+}
+
+// Number writes a count in groups of three: 12,345,678.
 func Number(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	sign := ""

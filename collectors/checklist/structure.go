@@ -76,14 +76,15 @@ func timeIndex(t *postgres.Table) Line {
 		}
 	}
 	if t.TimeIndex != "" {
-		l.Verdict, l.Value, l.Meaning = OK, t.TimeIndex, "The pruner finds old markers without reading the table."
-		if len(l.Evidence) > 0 {
+		l.Evidence = append(l.Evidence, "index "+t.TimeIndex)
+		l.Verdict, l.Value, l.Meaning = OK, "yes", "The pruner finds old markers without reading the table."
+		if len(l.Evidence) > 1 {
 			l.Verdict, l.Meaning = Warning, "An index of the table is invalid: it costs every insert and helps nobody."
 			l.Remedy = "See the evidence."
 		}
 		return l
 	}
-	l.Verdict, l.Value = Warning, "none"
+	l.Verdict, l.Value = Warning, "no"
 	l.Meaning = "Each prune batch reads the whole table, and the counts here come from a slow walk over its pages."
 	l.Remedy = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s);", t, t.Has.ProcessedAt)
 	return l

@@ -115,7 +115,7 @@ func Run(ctx context.Context, o Options, out io.Writer, log *slog.Logger) (err e
 	s := &stack{
 		dsn: dsn, client: client, log: log, registry: prometheus.NewRegistry(),
 		consumer: payments.Config{DSN: dsn, Client: client, Topic: Topic, Group: Group, MarkerRetention: markerRetention},
-		producer: produce.Config{Client: client, Topic: Topic, Rate: o.Rate, Duplicates: 0.005, Accounts: accountCount},
+		producer: produce.Config{Client: client, Topic: Topic, Rate: o.Rate, Duplicates: 0.004, Accounts: accountCount},
 		pruner:   prune.Config{DSN: dsn, Client: client, Topics: []string{Topic}, Retention: markerRetention, Every: 10 * time.Second},
 	}
 	if fault != nil {
