@@ -117,11 +117,14 @@ func (p *printer) line(l Line) {
 	}
 	fmt.Fprintf(&p.b, "%s  %s\n", verdict, printable(title))
 	if l.Value != "" || l.Threshold != "" {
-		now := l.Value
-		if l.Threshold != "" {
-			now += "; wanted: " + l.Threshold
+		var parts []string
+		if l.Value != "" {
+			parts = append(parts, "now: "+l.Value)
 		}
-		p.paragraph("", "now: "+now)
+		if l.Threshold != "" {
+			parts = append(parts, "wanted: "+l.Threshold)
+		}
+		p.paragraph("", strings.Join(parts, "; "))
 	}
 	p.paragraph("", l.Meaning)
 	if l.Remedy != "" {

@@ -87,6 +87,9 @@ func timeIndex(t *postgres.Table) Line {
 	l.Verdict, l.Value = Warning, "no"
 	l.Meaning = "Each prune batch reads the whole table, and the counts here come from a slow walk over its pages."
 	l.Remedy = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s);", t, t.Has.ProcessedAt)
+	if t.PartitionedBy != "" { // where PostgreSQL builds none concurrently
+		l.Remedy = fmt.Sprintf("CREATE INDEX ON ONLY %s (%s); then CREATE INDEX CONCURRENTLY on each partition, and ALTER INDEX … ATTACH PARTITION.", t, t.Has.ProcessedAt)
+	}
 	return l
 }
 

@@ -1,0 +1,390 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"oncewatch/collectors/checklist"
+	"oncewatch/deploy/pgserver"
+	"oncewatch/deploy/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+const runbookTable = `CREATE TABLE processed_events (
+    consumer_group text NOT NULL, event_id text NOT NULL, topic text NOT NULL, partition int NOT NULL,
+    "offset" bigint NOT NULL, processed_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_group, event_id));
+CREATE INDEX processed_events_processed_at ON processed_events (processed_at);`
+
+// cluster is a broker in this process with a topic that a group has read.
+func cluster(t *testing.T) (brokers string, fake *kfake.Cluster) {
+	t.Helper()
+	fake, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(2, "payments"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(fake.Close)
+	client, err := kgo.NewClient(kgo.SeedBrokers(fake.ListenAddrs()...), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx := context.Background()
+	for range 10 {
+		if err := client.ProduceSync(ctx, &kgo.Record{Topic: "payments", Value: []byte("x")}).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	committed := kadm.Offsets{}
+	committed.AddOffset("payments", 0, 7, -1)
+	if err := kadm.NewClient(client).CommitAllOffsets(ctx, "ledger-writer", committed); err != nil {
+		t.Fatal(err)
+	}
+	return fake.ListenAddrs()[0], fake
+}
+
+func execute(t *testing.T, dsn, sql string) {
+	t.Helper()
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	if _, err := conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// output collects what a running program writes.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// served is an exporter under test.
+type served struct {
+	url    string
+	log    *output
+	end    context.CancelFunc
+	exited chan int
+}
+
+func serve(t *testing.T, args ...string) *served {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &served{log: &output{}, end: cancel, exited: make(chan int, 1)}
+	args = append([]string{"--web.listen-address=127.0.0.1:0", "--poll.interval=200ms", "--poll.timeout=3s"}, args...)
+	go func() { s.exited <- run(ctx, args, io.Discard, s.log) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-s.exited:
+		case <-time.After(10 * time.Second):
+			t.Error("the exporter does not end")
+		}
+	})
+	address := regexp.MustCompile(`msg="Listening on" address=(\S+)`)
+	wait(t, "the listener", func() bool {
+		m := address.FindStringSubmatch(s.log.String())
+		if m == nil {
+			return false
+		}
+		s.url = "http://" + m[1]
+		return true
+	})
+	return s
+}
+
+func (s *served) get(t *testing.T, path string) (int, string) {
+	t.Helper()
+	resp, err := http.Get(s.url + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func (s *served) waitFor(t *testing.T, path, want string) string {
+	t.Helper()
+	var page string
+	wait(t, path+" to contain "+want, func() bool {
+		_, page = s.get(t, path)
+		return strings.Contains(page, want)
+	})
+	return page
+}
+
+// wait polls a condition that another process brings about.
+func wait(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+func TestServe(t *testing.T) {
+	dsn := testenv.Postgres(t)
+	execute(t, dsn, runbookTable+`
+		INSERT INTO processed_events SELECT 'ledger-writer', 'evt-'||i, 'payments', 0, i, now() - interval '8 days' + i * interval '1 hour' FROM generate_series(0, 6) i`)
+	brokers, _ := cluster(t)
+	s := serve(t, "--postgres.dsn="+dsn, "--kafka.brokers="+brokers)
+	wait(t, "readiness", func() bool { code, _ := s.get(t, "/-/ready"); return code == http.StatusOK })
+	metrics := s.waitFor(t, "/metrics", "processed_events_row_count")
+	for _, want := range []string{
+		`consumer_group="ledger-writer",database="test_`, `topic="payments"} 7`,
+		`consumer_lag{consumer_group="ledger-writer",partition="0",topic="payments"} 3`,
+		`oncewatch_collector_success{collector="markers"} 1`, `oncewatch_build_info{`,
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+	if code, _ := s.get(t, "/-/healthy"); code != http.StatusOK {
+		t.Errorf("/-/healthy: %d", code)
+	}
+	page := s.waitFor(t, "/", "Do markers outlive the records on the broker?")
+	if strings.Count(page, "ledger-writer") == 0 || strings.Contains(page, "<script") {
+		t.Error("the page lacks the group, or runs a script")
+	}
+	if code, _ := s.get(t, "/nowhere"); code != http.StatusNotFound {
+		t.Errorf("/nowhere: %d", code)
+	}
+	start := time.Now()
+	s.end()
+	if code := <-s.exited; code != 0 || time.Since(start) > 5*time.Second {
+		t.Errorf("exit %d after %v, want 0 within 5 s", code, time.Since(start))
+	}
+	s.exited <- 0
+}
+
+// case P6, K18: both sources come late, one by one, and neither takes the other
+// with it.
+func TestSourcesComeLate(t *testing.T) {
+	dsn := testenv.Postgres(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	_ = l.Close()
+	s := serve(t, "--postgres.dsn="+dsn, fmt.Sprintf("--kafka.brokers=127.0.0.1:%d", port))
+	s.waitFor(t, "/metrics", `oncewatch_errors_total{collector="markers",kind="missing"}`)
+	s.waitFor(t, "/metrics", `oncewatch_errors_total{collector="groups",kind="unreachable"}`)
+	if code, _ := s.get(t, "/-/ready"); code != http.StatusServiceUnavailable {
+		t.Errorf("ready with nothing read: %d", code)
+	}
+	s.waitFor(t, "/", "processed_events does not exist")
+
+	execute(t, dsn, runbookTable)
+	s.waitFor(t, "/metrics", `oncewatch_collector_success{collector="markers"} 1`)
+	s.waitFor(t, "/metrics", `oncewatch_collector_success{collector="groups"} 0`)
+
+	fake, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.Ports(port), kfake.SeedTopics(1, "payments"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fake.Close()
+	s.waitFor(t, "/metrics", `oncewatch_collector_success{collector="groups"} 1`)
+	wait(t, "readiness", func() bool { code, _ := s.get(t, "/-/ready"); return code == http.StatusOK })
+}
+
+// Each mistake is one line that names the thing and the remedy. What else can
+// be watched is watched (case P7: and no secret is told).
+func TestBadInput(t *testing.T) {
+	const secret = "hunter2"
+	server := testenv.PostgresServer(t, pgserver.Options{HBA: "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"})
+	dsn := server.DSN("postgres")
+	execute(t, dsn, runbookTable+`
+		CREATE TABLE no_time (consumer_group text, event_id text);
+		CREATE ROLE plain LOGIN PASSWORD '`+secret+`'`)
+	brokers, fake := cluster(t)
+	used, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = used.Close() }()
+	file := filepath.Join(t.TempDir(), "oncewatch.yml")
+	if err := os.WriteFile(file, []byte("poll:\n  intervall: 1s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	t.Run("refused at start", func(t *testing.T) {
+		for _, c := range []struct {
+			args []string
+			want string
+		}{
+			{[]string{"--config.file=" + file}, file + ":2: unknown key poll.intervall; did you mean poll.interval?"},
+			{[]string{"--kafka.group=a("}, "--kafka.group: error parsing regexp"},
+			{[]string{"--kafka.brokers=nowhere"}, `--kafka.brokers: "nowhere" is no address: want HOST:PORT`},
+			{[]string{"--postgres.dsn=postgres://u:" + secret + "@h:port/db"}, "postgres.dsn"},
+			{[]string{"--postgres.table=t; DROP TABLE x"}, "postgres.table"},
+			{[]string{"--poll.interval=soon"}, `"soon" is no duration`},
+			{[]string{"--no-such-flag"}, "unknown flag --no-such-flag"},
+			{[]string{"--web.listen-address=" + used.Addr().String()}, "--web.listen-address " + used.Addr().String()},
+			{[]string{"--web.config.file=/nowhere.yml"}, "/nowhere.yml"},
+			{[]string{"--consumer.metrics-url=ftp://u:" + secret + "@x"}, "--consumer.metrics-url"},
+		} {
+			var stderr bytes.Buffer
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			code := run(ctx, c.args, io.Discard, &stderr)
+			cancel()
+			if code != 2 || !strings.Contains(stderr.String(), c.want) || strings.Contains(stderr.String(), secret) {
+				t.Errorf("%v: exit %d, want 2 and %q:\n%s", c.args, code, c.want, stderr.String())
+			}
+		}
+	})
+
+	fake.ControlKey(int16(kmsg.DescribeConfigs), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		fake.KeepControl()
+		resp := req.ResponseKind().(*kmsg.DescribeConfigsResponse)
+		for _, r := range req.(*kmsg.DescribeConfigsRequest).Resources {
+			resp.Resources = append(resp.Resources, kmsg.DescribeConfigsResponseResource{
+				ResourceType: r.ResourceType, ResourceName: r.ResourceName, ErrorCode: kerr.TopicAuthorizationFailed.Code,
+			})
+		}
+		return resp, nil, true
+	})
+	t.Run("said while running", func(t *testing.T) {
+		for name, c := range map[string]struct {
+			args []string
+			want string // in the log
+			kind string
+		}{
+			"unreachable host":  {[]string{"--postgres.dsn=postgres://plain:" + secret + "@127.0.0.1:1/db"}, "127.0.0.1:1", "unreachable"},
+			"wrong password":    {[]string{"--postgres.dsn=" + server.UserDSN("postgres", "plain", secret+"x")}, "password authentication failed", "denied"},
+			"missing table":     {[]string{"--postgres.dsn=" + dsn, "--postgres.table=events"}, "table events does not exist", "missing"},
+			"missing column":    {[]string{"--postgres.dsn=" + dsn, "--postgres.table=no_time"}, "no_time has no column", "missing"},
+			"role without read": {[]string{"--postgres.dsn=" + server.UserDSN("postgres", "plain", secret)}, "GRANT SELECT", "denied"},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s := serve(t, append(c.args, "--kafka.brokers="+brokers, "--log.level=debug")...)
+				page := s.waitFor(t, "/metrics", `oncewatch_errors_total{collector="markers",kind="`+c.kind+`"}`)
+				if !strings.Contains(page, `consumer_lag{consumer_group="ledger-writer"`) {
+					page = s.waitFor(t, "/metrics", `consumer_lag{consumer_group="ledger-writer"`)
+				}
+				// The topic's configuration is denied: its retention alone is missing.
+				s.waitFor(t, "/metrics", `kafka_topic_partition_log_end_offset`)
+				s.waitFor(t, "/metrics", `oncewatch_errors_total{collector="topics",kind="denied"}`)
+				if strings.Contains(page, "kafka_topic_retention_seconds{") {
+					t.Error("a denied retention has a value")
+				}
+				wait(t, "the log to say "+c.want, func() bool { return strings.Contains(s.log.String(), c.want) })
+				_, html := s.get(t, "/")
+				for what, text := range map[string]string{"log": s.log.String(), "page": html, "metrics": page} {
+					if strings.Contains(text, secret) {
+						t.Errorf("the %s tells the password", what)
+					}
+				}
+			})
+		}
+	})
+}
+
+func TestCheck(t *testing.T) {
+	dsn := testenv.Postgres(t)
+	brokers, _ := cluster(t)
+	check := func(args ...string) (int, string, string) {
+		var stdout, stderr bytes.Buffer
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		code := run(ctx, append([]string{"check", "--postgres.dsn=" + dsn, "--kafka.brokers=" + brokers, "--poll.timeout=3s"}, args...), &stdout, &stderr)
+		return code, stdout.String(), stderr.String()
+	}
+	if code, out, _ := check(); code != 2 || !strings.Contains(out, "processed_events does not exist") {
+		t.Errorf("without a table: exit %d, want 2:\n%s", code, out)
+	}
+
+	execute(t, dsn, runbookTable+`
+		INSERT INTO processed_events SELECT 'ledger-writer', 'evt-'||i, 'payments', 0, i, now() - i * interval '1 second' FROM generate_series(0, 6) i`)
+	if code, out, errs := check("--postgres.retention=8d"); code != 0 || !strings.Contains(out, "0 violated") || strings.Contains(out, "\x1b") {
+		t.Errorf("all holds: exit %d, want 0:\n%s%s", code, out, errs)
+	}
+	code, out, _ := check("--postgres.retention=3d", "--output=json")
+	var report checklist.Report
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	if code != 1 || report.Version != 1 || report.Verdict != checklist.Violated || report.Lines[0].Rule != "retention-ratio" ||
+		!strings.Contains(report.Lines[0].Remedy, "Keep markers for at least") {
+		t.Errorf("3 days against 7: exit %d, %+v", code, report.Lines[0])
+	}
+	if code, _, _ := check("--fail-on=warning"); code != 0 {
+		t.Errorf("unknown lines fail nothing: exit %d", code)
+	}
+
+	// The runbook's day-partitioned variant accepts every redelivery.
+	execute(t, dsn, `DROP TABLE processed_events;
+		CREATE TABLE processed_events (consumer_group text NOT NULL, event_id text NOT NULL, processed_at timestamptz NOT NULL DEFAULT now(),
+			PRIMARY KEY (consumer_group, event_id, processed_at)) PARTITION BY RANGE (processed_at);
+		CREATE TABLE p PARTITION OF processed_events DEFAULT;
+		INSERT INTO processed_events VALUES ('ledger-writer', 'evt-1', now())`)
+	if code, out, _ := check(); code != 1 || !strings.Contains(strings.Join(strings.Fields(out), " "), "every redelivery is accepted") {
+		t.Errorf("day partitions: exit %d, want 1:\n%s", code, out)
+	}
+	var stdout bytes.Buffer
+	if code := run(context.Background(), []string{"check", "--dry-run", "--kafka.brokers=nowhere:1"}, &stdout, io.Discard); code != 0 {
+		t.Errorf("dry run: exit %d", code)
+	}
+}
+
+func TestRulesAndDashboards(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	if code := run(context.Background(), []string{"rules", "--set", "retention_ratio_warning=1.2"}, &stdout, &stderr); code != 0 {
+		t.Fatalf("exit %d: %s", code, stderr.String())
+	}
+	if !strings.Contains(stdout.String(), "alert: ProcessedEventsRetentionRatioLow") || !strings.Contains(stdout.String(), "1.2") {
+		t.Error("the rules lack the alert or the threshold")
+	}
+	if code := run(context.Background(), []string{"rules", "--set", "nonsense=1"}, io.Discard, &stderr); code != 2 {
+		t.Errorf("unknown threshold: exit %d, want 2", code)
+	}
+	dir := filepath.Join(t.TempDir(), "new", "folder")
+	if code := run(context.Background(), []string{"dashboards", "--output-dir=" + dir}, &stdout, &stderr); code != 0 {
+		t.Fatalf("exit %d: %s", code, stderr.String())
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil || len(files) != 3 {
+		t.Errorf("dashboards: %v, %v; want three", files, err)
+	}
+}
