@@ -29,6 +29,7 @@ import (
 	"oncewatch/reference-consumer/produce"
 	"oncewatch/reference-consumer/prune"
 	"oncewatch/reference-consumer/schema"
+	"oncewatch/reference-consumer/stream"
 )
 
 // What the demo works on.
@@ -114,8 +115,9 @@ func Run(ctx context.Context, o Options, out io.Writer, log *slog.Logger) (err e
 
 	s := &stack{
 		dsn: dsn, client: client, log: log, registry: prometheus.NewRegistry(),
-		consumer: payments.Config{DSN: dsn, Client: client, Topic: Topic, Group: Group, MarkerRetention: markerRetention},
-		producer: produce.Config{Client: client, Topic: Topic, Rate: o.Rate, Duplicates: 0.004, Accounts: accountCount},
+		// A share of the events is handed over twice, as after a rebalance.
+		consumer: payments.Config{DSN: dsn, Client: client, Topic: Topic, Group: Group, MarkerRetention: markerRetention, Stream: stream.Config{Redeliver: 0.004}},
+		producer: produce.Config{Client: client, Topic: Topic, Rate: o.Rate, Accounts: accountCount},
 		pruner:   prune.Config{DSN: dsn, Client: client, Topics: []string{Topic}, Retention: markerRetention, Every: 10 * time.Second},
 	}
 	if fault != nil {
