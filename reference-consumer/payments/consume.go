@@ -38,6 +38,8 @@ type Config struct {
 	// Allow waives startup assertions by name.
 	Allow []string
 
+	// Configure changes the pool's configuration before it is opened.
+	Configure func(*pgxpool.Config)
 	// Inbox and Stream tune the two layers; what Run sets itself is ignored.
 	Inbox  inbox.Config
 	Stream stream.Config
@@ -56,7 +58,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	pool, err := Pool(ctx, cfg.DSN, cfg.MaxConnections)
+	pool, err := open(ctx, cfg.DSN, cfg.MaxConnections, cfg.Configure)
 	if err != nil {
 		return err
 	}
@@ -84,6 +86,10 @@ func Run(ctx context.Context, cfg Config) error {
 
 // Pool opens a connection pool.
 func Pool(ctx context.Context, dsn string, maxConnections int32) (*pgxpool.Pool, error) {
+	return open(ctx, dsn, maxConnections, nil)
+}
+
+func open(ctx context.Context, dsn string, maxConnections int32, configure func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	pc, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, fmt.Errorf("--postgres.dsn: %w", err)
@@ -94,6 +100,9 @@ func Pool(ctx context.Context, dsn string, maxConnections int32) (*pgxpool.Pool,
 	pc.MaxConns = maxConnections
 	if pc.ConnConfig.ConnectTimeout == 0 {
 		pc.ConnConfig.ConnectTimeout = 10 * time.Second
+	}
+	if configure != nil {
+		configure(pc)
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"oncewatch/reference-consumer/payments"
@@ -131,15 +132,25 @@ func partitions(ctx context.Context, client *kgo.Client, cfg Config) (int, error
 			return 0, fmt.Errorf("create topic %s: %w", cfg.Topic, err)
 		}
 	}
-	topics, err := admin.ListTopics(ctx, cfg.Topic)
-	if err != nil {
-		return 0, fmt.Errorf("read topic %s: %w", cfg.Topic, err)
+	for {
+		topics, err := admin.ListTopics(ctx, cfg.Topic)
+		if err != nil {
+			return 0, fmt.Errorf("read topic %s: %w", cfg.Topic, err)
+		}
+		t := topics[cfg.Topic]
+		if t.Err == nil {
+			return len(t.Partitions), nil
+		}
+		if cfg.Partitions <= 0 || !errors.Is(t.Err, kerr.UnknownTopicOrPartition) {
+			return 0, fmt.Errorf("topic %s: %w (create it, or set --partitions)", cfg.Topic, t.Err)
+		}
+		// A broker may not know yet what the controller has created.
+		select {
+		case <-ctx.Done():
+			return 0, fmt.Errorf("topic %s: %w", cfg.Topic, t.Err)
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
-	t := topics[cfg.Topic]
-	if t.Err != nil {
-		return 0, fmt.Errorf("topic %s: %w (create it, or set --partitions)", cfg.Topic, t.Err)
-	}
-	return len(t.Partitions), nil
 }
 
 // session is one run; ids and sequences are unique within it.

@@ -11,6 +11,7 @@ type metrics struct {
 	deleted     prometheus.Counter
 	duration    prometheus.Histogram
 	lastSuccess prometheus.Gauge
+	unregister  func()
 }
 
 func newMetrics(reg prometheus.Registerer, now func() time.Time) *metrics {
@@ -25,6 +26,11 @@ func newMetrics(reg prometheus.Registerer, now func() time.Time) *metrics {
 		lastSuccess: prometheus.NewGauge(prometheus.GaugeOpts{Name: "marker_prune_last_success_timestamp_seconds", Help: "Unix time of the last run that deleted all that was due; 0: never."}),
 	}
 	reg.MustRegister(m.deleted, m.duration, m.lastSuccess)
+	m.unregister = func() {
+		reg.Unregister(m.deleted)
+		reg.Unregister(m.duration)
+		reg.Unregister(m.lastSuccess)
+	}
 	return m
 }
 

@@ -93,6 +93,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	p := &pruner{cfg: cfg, m: newMetrics(cfg.Registerer, cfg.Now)}
+	defer p.m.unregister()
 	for first := true; ; first = false {
 		err := p.cycle(ctx)
 		var refused *RefusedError

@@ -227,7 +227,7 @@ func (c *consumer) refuse(vs []Violation) error {
 func (c *consumer) export(vs []Violation) {
 	for _, name := range Assertions() {
 		holds := !slices.ContainsFunc(vs, func(v Violation) bool { return v.Name == name })
-		c.cfg.Metrics.Assertion(name, holds, slices.Contains(c.cfg.Guard.Allow, name))
+		c.cfg.metrics.Assertion(name, holds, slices.Contains(c.cfg.Guard.Allow, name))
 	}
 }
 

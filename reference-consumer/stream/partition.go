@@ -58,7 +58,7 @@ func startPartition(c *consumer, topic string, id int32) *partition {
 		wake: make(chan struct{}, 1), ctx: ctx, cancel: cancel, stopping: make(chan struct{}), done: make(chan struct{}),
 		limit: c.cfg.BatchSize,
 	}
-	c.cfg.Metrics.Partition(topic, p.label)
+	c.cfg.metrics.Partition(topic, p.label)
 	c.commits.register(p)
 	go p.run()
 	return p
@@ -125,7 +125,7 @@ func (p *partition) setTopicID(id [16]byte) {
 func (p *partition) run() {
 	defer close(p.done)
 	defer p.cancel()
-	defer p.c.cfg.Metrics.Stopped(p.topic, p.label, false)
+	defer p.c.cfg.metrics.Stopped(p.topic, p.label, false)
 	for !p.isStopping() {
 		records := p.next(p.limit)
 		if len(records) == 0 {
@@ -165,7 +165,7 @@ func (p *partition) handleAll(records []*kgo.Record) bool {
 		n, err := p.handle(records)
 		records = records[n:]
 		if err == nil {
-			p.c.cfg.Metrics.Stopped(p.topic, p.label, false)
+			p.c.cfg.metrics.Stopped(p.topic, p.label, false)
 			continue
 		}
 		if p.isStopping() {
@@ -182,7 +182,7 @@ func (p *partition) handleAll(records []*kgo.Record) bool {
 // partition waits, the others go on. A handler that breaks the transaction's
 // rules would only do so again, so then the partition waits for a restart.
 func (p *partition) stuck(err error) bool {
-	p.c.cfg.Metrics.Stopped(p.topic, p.label, true)
+	p.c.cfg.metrics.Stopped(p.topic, p.label, true)
 	attrs := []any{"consumer_group", p.c.cfg.Inbox.Group(), "topic", p.topic, "partition", p.id}
 	var ee *inbox.EventError
 	if errors.As(err, &ee) && ee.Index >= 0 {

@@ -139,7 +139,7 @@ func (c *consumer) apply(topic string, id int32, topicID [16]byte, d decision) {
 		p.setTopicID(topicID)
 	}
 	if d.lost > 0 {
-		c.cfg.Metrics.Lost(topic, strconv.Itoa(int(id)), float64(d.lost))
+		c.cfg.metrics.Lost(topic, strconv.Itoa(int(id)), float64(d.lost))
 	}
 	if d.why != "" {
 		c.cfg.Log.Warn("offset reconciled: "+d.why, "consumer_group", c.cfg.Inbox.Group(), "topic", topic, "partition", id, "offset", d.offset, "lost", d.lost)

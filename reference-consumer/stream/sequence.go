@@ -145,7 +145,7 @@ func (s *sequences) expire(p *partition, save bool) {
 			pr.gaps = pr.gaps[1:]
 			s.gaps--
 			pr.dirty, changed = true, true
-			p.c.cfg.Metrics.Lost(p.topic, p.label, float64(g.To-g.From+1))
+			p.c.cfg.metrics.Lost(p.topic, p.label, float64(g.To-g.From+1))
 			p.c.cfg.Log.Error("events lost: a producer's sequence has a gap", "consumer_group", p.c.cfg.Inbox.Group(), "topic", p.topic, "partition", p.id,
 				"producer", name, "from_sequence", g.From, "to_sequence", g.To)
 		}

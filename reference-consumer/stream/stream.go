@@ -71,13 +71,14 @@ type Config struct {
 	Redeliver float64
 
 	Registerer prometheus.Registerer
-	Metrics    *telemetry.Consumer
 	Log        *slog.Logger
 	Now        func() time.Time
 	// Assigned is called with the partitions that were assigned.
 	Assigned func(map[string][]int32)
 	// Failpoint is called at named boundaries; for crash tests only.
 	Failpoint func(name string)
+
+	metrics *telemetry.Consumer
 }
 
 func (cfg *Config) defaults() error {
@@ -103,9 +104,6 @@ func (cfg *Config) defaults() error {
 	}
 	if cfg.Registerer == nil {
 		cfg.Registerer = prometheus.NewRegistry()
-	}
-	if cfg.Metrics == nil {
-		cfg.Metrics = telemetry.NewConsumer(cfg.Registerer, cfg.Inbox.Group(), cfg.Now())
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -177,9 +175,11 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.defaults(); err != nil {
 		return err
 	}
+	cfg.metrics = telemetry.NewConsumer(cfg.Registerer, cfg.Inbox.Group(), cfg.Now())
+	defer cfg.metrics.Unregister()
 	c := &consumer{cfg: cfg, topics: map[string]*telemetry.Topic{}, partitions: map[string]map[int32]*partition{}, fatal: make(chan error, 1)}
 	for _, t := range cfg.Topics {
-		c.topics[t] = cfg.Metrics.Topic(t)
+		c.topics[t] = cfg.metrics.Topic(t)
 	}
 	// The assertions come first: a consumer that will not start must not make
 	// the group rebalance.
@@ -271,7 +271,7 @@ func (c *consumer) partition(topic string, id int32) *partition {
 
 // assigned starts a worker for each partition, before its first record.
 func (c *consumer) assigned(_ context.Context, _ *kgo.Client, parts map[string][]int32) {
-	c.cfg.Metrics.Rebalanced()
+	c.cfg.metrics.Rebalanced()
 	c.mu.Lock()
 	for topic, ids := range parts {
 		for _, id := range ids {

@@ -21,6 +21,7 @@ type Consumer struct {
 	waived       *prometheus.GaugeVec
 	holds        *prometheus.GaugeVec
 	stopped      *prometheus.GaugeVec
+	unregister   func()
 }
 
 // NewConsumer registers the metrics of a consumer group. start is the time the
@@ -53,9 +54,19 @@ func NewConsumer(reg prometheus.Registerer, group string, start time.Time) *Cons
 	c.rebalances = prometheus.NewCounter(prometheus.CounterOpts{Name: "consumer_rebalances_total", Help: "Times the group's assignment changed for this member.", ConstLabels: labels})
 	started := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_start_time_seconds", Help: "Unix time at which consuming began.", ConstLabels: labels})
 	started.Set(float64(start.UnixMilli()) / 1000)
-	reg.MustRegister(c.handled, c.origin, c.duration, c.retries, c.deadLettered, c.lost, c.waived, c.holds, c.stopped, c.rebalances, started)
+	all := []prometheus.Collector{c.handled, c.origin, c.duration, c.retries, c.deadLettered, c.lost, c.waived, c.holds, c.stopped, c.rebalances, started}
+	reg.MustRegister(all...)
+	c.unregister = func() {
+		for _, m := range all {
+			reg.Unregister(m)
+		}
+	}
 	return c
 }
+
+// Unregister takes the metrics out of the registry, for a consumer that ends
+// before its process does.
+func (c *Consumer) Unregister() { c.unregister() }
 
 // Topic holds the metrics of one topic.
 type Topic struct {
