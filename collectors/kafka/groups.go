@@ -1,0 +1,161 @@
+package kafka
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"oncewatch/collectors/poll"
+)
+
+var (
+	topicInfoDesc = prometheus.NewDesc("consumer_group_topic_info",
+		"1 for each topic that the group has commits on.", []string{"consumer_group", "topic"}, nil)
+	membersDesc = prometheus.NewDesc("consumer_group_members",
+		"Members of the group.", []string{"consumer_group"}, nil)
+	stateDesc = prometheus.NewDesc("consumer_group_state",
+		"1 for the state that the group is in, as Kafka calls it.", []string{"consumer_group", "state"}, nil)
+	leftOutDesc = prometheus.NewDesc("oncewatch_kafka_groups_left_out",
+		"Groups that are not watched because there are more than --kafka.max-groups.", nil, nil)
+)
+
+// lagDescs are the metrics whose labels follow the granularity.
+type lagDescs struct{ lag, seconds, expired, outOfRange *prometheus.Desc }
+
+func newLagDescs(labels ...string) lagDescs {
+	return lagDescs{
+		lag: prometheus.NewDesc("consumer_lag",
+			"Records that the group has yet to handle: log end minus the later of its committed offset and log start.", labels, nil),
+		seconds: prometheus.NewDesc("consumer_lag_seconds",
+			"Age of the oldest record that the group has not committed past, by the record's own timestamp; 0 where there is none.", labels, nil),
+		expired: prometheus.NewDesc("consumer_records_expired",
+			"Records deleted before the group handled them: log start minus its committed offset, 0 at least.", labels, nil),
+		outOfRange: prometheus.NewDesc("consumer_offset_out_of_range",
+			"1 where the group's committed offset lies outside the log, so that its next fetch resets it.", labels, nil),
+	}
+}
+
+var (
+	lagByPartition = newLagDescs("consumer_group", "topic", "partition")
+	lagByTopic     = newLagDescs("consumer_group", "topic")
+)
+
+func lagOf(granularity string) lagDescs {
+	if granularity == ByTopic {
+		return lagByTopic
+	}
+	return lagByPartition
+}
+
+// groupsSource is the poll source of Groups.
+type groupsSource struct {
+	client *Client
+	had    int
+}
+
+// Groups returns the source of the consumer groups' metrics, whose snapshots
+// are of type *Groups. It is for one poller.
+func (c *Client) Groups() poll.Source { return &groupsSource{client: c} }
+
+// Describe implements poll.Source.
+func (s *groupsSource) Describe(ch chan<- *prometheus.Desc) {
+	l := lagOf(s.client.config.Granularity)
+	for _, d := range []*prometheus.Desc{topicInfoDesc, membersDesc, stateDesc, leftOutDesc, l.lag, l.seconds, l.expired, l.outOfRange} {
+		ch <- d
+	}
+}
+
+// Poll implements poll.Source.
+func (s *groupsSource) Poll(ctx context.Context) (poll.Snapshot, error) {
+	r := s.client.after(ctx, s.had)
+	s.had = r.number
+	if r.groupsErr != nil {
+		return nil, r.groupsErr
+	}
+	return r.groups, nil
+}
+
+// Collect implements poll.Snapshot.
+func (g *Groups) Collect(now time.Time, ch chan<- prometheus.Metric) { g.view.collect(now, ch) }
+
+func (g *Groups) newView(granularity string) view {
+	var v view
+	descs := lagOf(granularity)
+	v.gauge(leftOutDesc, float64(g.LeftOut), nil)
+	for _, group := range g.Groups {
+		if group.Members.OK {
+			v.gauge(membersDesc, float64(group.Members.Value), v.labels("consumer_group", group.Name))
+		}
+		if group.State != "" {
+			v.gauge(stateDesc, 1, v.labels("consumer_group", group.Name, "state", group.State))
+		}
+		for i := range group.Topics {
+			t := &group.Topics[i]
+			labels := v.labels("consumer_group", group.Name, "topic", t.Topic)
+			v.gauge(topicInfoDesc, 1, labels)
+			if granularity == ByTopic {
+				v.lag(descs, t.Sum(), labels)
+				continue
+			}
+			for _, p := range t.Partitions {
+				v.lag(descs, p, v.labels("consumer_group", group.Name, "partition", strconv.Itoa(int(p.Partition)), "topic", t.Topic))
+			}
+		}
+	}
+	v.pairs = nil
+	return v
+}
+
+func (v *view) lag(descs lagDescs, p GroupPartition, labels []*dto.LabelPair) {
+	if p.Lag.OK {
+		v.gauge(descs.lag, float64(p.Lag.Value), labels)
+	}
+	if p.Waiting.OK {
+		v.age(descs.seconds, p.Waiting.Value, labels)
+	}
+	if p.Expired.OK {
+		v.gauge(descs.expired, float64(p.Expired.Value), labels)
+	}
+	if p.OutOfRange.OK {
+		outside := 0.0
+		if p.OutOfRange.Value {
+			outside = 1
+		}
+		v.gauge(descs.outOfRange, outside, labels)
+	}
+}
+
+// Sum is the topic as one: lag and expired records summed, the record that has
+// waited longest, out of range where any partition is. What is not known of one
+// partition is not known of the sum. Partition and Committed mean nothing in it.
+func (t *GroupTopic) Sum() GroupPartition {
+	if len(t.Partitions) == 0 {
+		return GroupPartition{}
+	}
+	sum := GroupPartition{Lag: known[int64](0), Expired: known[int64](0), OutOfRange: known(false), Waiting: known(time.Time{})}
+	for _, p := range t.Partitions {
+		sum.Lag = both(sum.Lag, p.Lag, func(a, b int64) int64 { return a + b })
+		sum.Expired = both(sum.Expired, p.Expired, func(a, b int64) int64 { return a + b })
+		sum.OutOfRange = both(sum.OutOfRange, p.OutOfRange, func(a, b bool) bool { return a || b })
+		sum.Waiting = both(sum.Waiting, p.Waiting, longest)
+	}
+	return sum
+}
+
+func both[T any](a, b Known[T], join func(a, b T) T) Known[T] {
+	if !a.OK || !b.OK {
+		return Known[T]{}
+	}
+	return known(join(a.Value, b.Value))
+}
+
+// longest is the earlier of two timestamps; zero is none.
+func longest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,74 @@
+package kafka
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// metadata is the brokers, and for each topic asked for its id and leaders.
+type metadata struct {
+	brokers []int32 // sorted
+	topics  map[string]topicMetadata
+}
+
+type topicMetadata struct {
+	id      TopicID
+	err     error
+	leaders map[int32]leader // by partition
+}
+
+type leader struct {
+	broker int32
+	err    error
+}
+
+// loadMetadata asks any broker, for the named topics only. Topics are never
+// created by asking (case K11).
+func (r *requester) loadMetadata(ctx context.Context, topics []string) (metadata, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	req.AllowAutoTopicCreation = false
+	req.Topics = []kmsg.MetadataRequestTopic{} // none, where nil would be all
+	for _, t := range topics {
+		rt := kmsg.NewMetadataRequestTopic()
+		rt.Topic = kmsg.StringPtr(t)
+		req.Topics = append(req.Topics, rt)
+	}
+	r.count(1)
+	resp, err := req.RequestWith(ctx, r.client)
+	if err != nil {
+		return metadata{}, fmt.Errorf("no broker answered: %w", err)
+	}
+	m := metadata{topics: make(map[string]topicMetadata, len(resp.Topics))}
+	for _, b := range resp.Brokers {
+		m.brokers = append(m.brokers, b.NodeID)
+	}
+	slices.Sort(m.brokers)
+	for _, t := range resp.Topics {
+		if t.Topic == nil {
+			continue
+		}
+		tm := topicMetadata{id: t.TopicID, err: codeError(t.ErrorCode), leaders: make(map[int32]leader, len(t.Partitions))}
+		for _, p := range t.Partitions {
+			// A partition without a leader may carry an error or just -1. Other
+			// errors, such as a replica that is away, leave the leader readable.
+			l := leader{broker: p.Leader}
+			if p.Leader < 0 {
+				if l.err = codeError(p.ErrorCode); l.err == nil {
+					l.err = kerr.LeaderNotAvailable
+				}
+			}
+			tm.leaders[p.Partition] = l
+		}
+		m.topics[*t.Topic] = tm
+	}
+	for _, t := range topics {
+		if _, ok := m.topics[t]; !ok {
+			m.topics[t] = topicMetadata{err: fmt.Errorf("the broker's metadata does not mention it")}
+		}
+	}
+	return m, nil
+}

@@ -1,0 +1,158 @@
+package kafka
+
+import (
+	"time"
+
+	"oncewatch/collectors/poll"
+)
+
+// TopicID tells a topic from an earlier one of the same name. Zero before
+// Kafka 2.8.
+type TopicID = [16]byte
+
+// Known is a value that a poll may not have been able to read. Without OK there
+// is no value: not zero, not -1.
+type Known[T any] struct {
+	Value T
+	OK    bool
+}
+
+func known[T any](v T) Known[T] { return Known[T]{v, true} }
+
+// Topics is what one poll saw of the watched topics: those that the watched
+// groups have commits on, and those that Client.Watch named.
+type Topics struct {
+	// At is when the poll began, by our clock.
+	At time.Time
+	// Topics by name. One that could not be read is here with nothing known.
+	Topics map[string]*Topic
+
+	problems []poll.Problem
+	view     view
+}
+
+// Topic is one of Topics.
+type Topic struct {
+	Name      string
+	ID        TopicID
+	Retention Known[Retention]
+	// Partitions by number; nil where the topic could not be read.
+	Partitions []Partition
+}
+
+// Partition is one of a Topic.
+type Partition struct {
+	// Start is the log start: the first offset that is still there. End is the
+	// next offset to be written.
+	Start, End Known[int64]
+	// Oldest is the timestamp of the first record; not known where there is
+	// none.
+	Oldest Known[time.Time]
+}
+
+// Groups is what one poll saw of the watched consumer groups.
+type Groups struct {
+	// At is when the poll began, by our clock.
+	At time.Time
+	// Groups by name, in order. A group whose commits could not be read is here
+	// without topics.
+	Groups []*Group
+	// LeftOut is how many groups --kafka.max-groups left out.
+	LeftOut int
+
+	problems []poll.Problem
+	view     view
+}
+
+// Group is one of Groups.
+type Group struct {
+	Name string
+	// Type is classic or consumer (KIP-848).
+	Type string
+	// State as Kafka calls it: Stable, Empty, PreparingRebalance, …; empty
+	// where it could not be read.
+	State   string
+	Members Known[int]
+	// Readable says whether the commits could be read.
+	Readable bool
+	// Topics that the group has commits on, by name.
+	Topics []GroupTopic
+}
+
+// GroupTopic is a topic that a Group has commits on.
+type GroupTopic struct {
+	Topic      string
+	Partitions []GroupPartition
+}
+
+// GroupPartition is a partition that a Group has a commit on. Committed is
+// always known; the rest where the log's bounds could be read.
+type GroupPartition struct {
+	Partition int32
+	// Committed is the group's next offset.
+	Committed int64
+	// Lag is log end minus the later of Committed and log start, 0 at least.
+	Lag Known[int64]
+	// Expired is log start minus Committed, 0 at least: records deleted before
+	// the group handled them.
+	Expired Known[int64]
+	// OutOfRange says whether Committed lies outside the log: the next fetch
+	// resets the group.
+	OutOfRange Known[bool]
+	// Waiting is the timestamp of the oldest record not yet committed past, the
+	// zero time where there is none. To a second or 1 % of its age as a rule,
+	// to 15 seconds or 5 % at worst.
+	Waiting Known[time.Time]
+}
+
+// Problems implements poll.Snapshot.
+func (t *Topics) Problems() []poll.Problem { return t.problems }
+
+// Problems implements poll.Snapshot.
+func (g *Groups) Problems() []poll.Problem { return g.problems }
+
+// Topic returns the group's topic of this name; nil where it has no commits on
+// it.
+func (g *Group) Topic(name string) *GroupTopic {
+	for i := range g.Topics {
+		if g.Topics[i].Topic == name {
+			return &g.Topics[i]
+		}
+	}
+	return nil
+}
+
+// Group returns the group of this name; nil where there is none.
+func (g *Groups) Group(name string) *Group {
+	for _, one := range g.Groups {
+		if one.Name == name {
+			return one
+		}
+	}
+	return nil
+}
+
+// clockSlack is how far ahead of us a producer's clock may be; what is later
+// has a wrong timestamp, of which no age can be told.
+const clockSlack = time.Minute
+
+// age is a record's age in seconds; unknown where its timestamp lies in the
+// future.
+func age(now, record time.Time) Known[float64] {
+	d := now.Sub(record)
+	if d < -clockSlack {
+		return Known[float64]{}
+	}
+	return known(max(0, d.Seconds()))
+}
+
+// judge computes what the log's bounds tell of a commit.
+func judge(p *GroupPartition, bounds Partition) {
+	if !bounds.Start.OK || !bounds.End.OK {
+		return
+	}
+	start, end := bounds.Start.Value, bounds.End.Value
+	p.Lag = known(max(0, end-max(p.Committed, start)))
+	p.Expired = known(max(0, start-p.Committed))
+	p.OutOfRange = known(p.Committed < start || p.Committed > end)
+}

@@ -1,0 +1,176 @@
+package kafka
+
+import (
+	"context"
+	"math"
+	"time"
+)
+
+// The requests a poll may send: so many for each broker and for the cluster.
+// What is left of them after commits and bounds goes into dating records.
+const (
+	requestsPerBroker  = 6
+	requestsPerCluster = 2
+	// coldSteps is how many steps the first poll may take, which knows nothing.
+	coldSteps = 16
+)
+
+// times dates the first record of every partition and the records that groups
+// wait at, by asking leaders for the first record at or after a time: all
+// partitions in one step, a few steps a poll, each starting from what is known.
+func (c *Client) times(ctx context.Context, r *requester, meta metadata, topics *Topics, groups *Groups, found partitionProblems) (steps int) {
+	now := topics.At.UnixMilli()
+	waiting := groups.waiting(topics)
+	lines := c.timelines(meta, topics.At)
+	failed := map[partition]bool{}
+	for {
+		asks := map[partition]int64{}
+		for p, line := range lines {
+			bounds := topics.partition(p.topic, p.id)
+			if failed[p] || !bounds.Start.OK || !bounds.End.OK {
+				continue
+			}
+			if line.wantsFirst(bounds.Start.Value, bounds.End.Value) {
+				asks[p] = 0
+			} else if timestamp, more := line.next(waiting[p], now); more {
+				asks[p] = timestamp
+			}
+		}
+		if len(asks) == 0 || ctx.Err() != nil {
+			break
+		}
+		if c.memory.polls == 1 {
+			if steps == coldSteps {
+				break
+			}
+		} else if r.sent+len(meta.brokers) > requestsPerBroker*len(meta.brokers)+requestsPerCluster {
+			break
+		}
+		steps++
+		answers := r.listOffsets(ctx, meta, asks)
+		for p, asked := range asks {
+			a, ok := answers[p]
+			if !ok || a.err != nil {
+				failed[p] = true // in this poll
+				if a.err != nil {
+					found.add(p, a.err)
+				}
+				continue
+			}
+			bounds := topics.partition(p.topic, p.id)
+			switch line := lines[p]; {
+			case line.wantsFirst(bounds.Start.Value, bounds.End.Value):
+				line.sawFirst(bounds.Start.Value, bounds.End.Value, a)
+			case asked == atNewest:
+				if a.offset < 0 {
+					failed[p] = true // no timestamps to tell
+				}
+				line.sawNewest(bounds.End.Value, a)
+			default:
+				line.saw(bounds.End.Value, asked, a)
+			}
+		}
+	}
+	topics.date(lines)
+	groups.date(topics, lines, now)
+	for p, line := range lines {
+		line.prune(waiting[p])
+	}
+	return steps
+}
+
+// timelines are those of the partitions there are, without what an earlier
+// topic of the same name left. Once a while first records are asked for again:
+// compaction takes them away without moving the log start.
+func (c *Client) timelines(meta metadata, now time.Time) map[partition]*timeline {
+	again := now.Sub(c.memory.firstsAt) >= c.config.TopicConfigInterval || now.Before(c.memory.firstsAt)
+	if again {
+		c.memory.firstsAt = now
+	}
+	lines := make(map[partition]*timeline, len(c.memory.timelines))
+	for _, p := range meta.partitions() {
+		line := c.memory.timelines[p]
+		if line == nil {
+			line = &timeline{start: unset}
+		}
+		line.reset(meta.topics[p.topic].id)
+		if again {
+			line.start = unset
+		}
+		lines[p] = line
+	}
+	c.memory.timelines = lines
+	return lines
+}
+
+// waiting is where groups stand with records still to come: for each partition
+// the offsets of the oldest record not yet committed past.
+func (g *Groups) waiting(topics *Topics) map[partition][]int64 {
+	seen := map[partition]map[int64]bool{}
+	out := map[partition][]int64{}
+	for _, group := range g.Groups {
+		for _, t := range group.Topics {
+			for _, gp := range t.Partitions {
+				p := partition{t.Topic, gp.Partition}
+				offset, ok := topics.partition(p.topic, p.id).waitingAt(gp.Committed)
+				if !ok || seen[p][offset] {
+					continue
+				}
+				if seen[p] == nil {
+					seen[p] = map[int64]bool{}
+				}
+				seen[p][offset] = true
+				out[p] = append(out[p], offset)
+			}
+		}
+	}
+	return out
+}
+
+// waitingAt is the first offset at or after committed that is still there; ok
+// is false where there is none or it is not known.
+func (p Partition) waitingAt(committed int64) (offset int64, ok bool) {
+	if !p.Start.OK || !p.End.OK {
+		return 0, false
+	}
+	offset = max(committed, p.Start.Value)
+	return offset, offset < p.End.Value
+}
+
+// date sets the timestamps of first records.
+func (t *Topics) date(lines map[partition]*timeline) {
+	for name, topic := range t.Topics {
+		for id := range topic.Partitions {
+			p := &topic.Partitions[id]
+			line := lines[partition{name, int32(id)}]
+			if line == nil || !p.Start.OK || line.start != p.Start.Value || p.Start.Value >= p.End.Value || line.first.offset < 0 {
+				continue
+			}
+			p.Oldest = known(time.UnixMilli(line.first.timestamp))
+		}
+	}
+}
+
+// date sets the timestamps of the records that groups wait at.
+func (g *Groups) date(topics *Topics, lines map[partition]*timeline, now int64) {
+	for _, group := range g.Groups {
+		for _, t := range group.Topics {
+			for i := range t.Partitions {
+				gp := &t.Partitions[i]
+				if !gp.Lag.OK {
+					continue
+				}
+				offset, some := topics.partition(t.Topic, gp.Partition).waitingAt(gp.Committed)
+				if !some {
+					gp.Waiting = known(time.Time{})
+					continue
+				}
+				if line := lines[partition{t.Topic, gp.Partition}]; line != nil {
+					if ms, ok := line.after(offset, now); ok && ms != math.MaxInt64 {
+						gp.Waiting = known(time.UnixMilli(ms))
+					}
+				}
+			}
+		}
+	}
+}

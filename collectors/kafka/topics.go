@@ -1,0 +1,138 @@
+package kafka
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"oncewatch/collectors/poll"
+)
+
+var (
+	retentionSecondsDesc = prometheus.NewDesc("kafka_topic_retention_seconds",
+		"Effective retention.ms of the topic, +Inf where it never deletes by age.", []string{"topic"}, nil)
+	retentionBytesDesc = prometheus.NewDesc("kafka_topic_retention_bytes",
+		"Effective retention.bytes of each of the topic's partitions, +Inf where it never deletes by size.", []string{"topic"}, nil)
+	worstCaseDesc = prometheus.NewDesc("kafka_topic_worst_case_retention_seconds",
+		"How long a record can really stay: retention.ms plus segment.ms, since whole segments are deleted after their newest record expired.", []string{"topic"}, nil)
+)
+
+// boundsDescs are the metrics whose labels follow the granularity.
+type boundsDescs struct{ oldest, start, end *prometheus.Desc }
+
+func newBoundsDescs(labels ...string) boundsDescs {
+	return boundsDescs{
+		oldest: prometheus.NewDesc("kafka_topic_oldest_record_age_seconds",
+			"Age of the oldest record that is still there.", labels, nil),
+		start: prometheus.NewDesc("kafka_topic_partition_log_start_offset",
+			"First offset that is still there; summed where there is no partition label.", labels, nil),
+		end: prometheus.NewDesc("kafka_topic_partition_log_end_offset",
+			"Next offset to be written; summed where there is no partition label.", labels, nil),
+	}
+}
+
+var (
+	boundsByPartition = newBoundsDescs("topic", "partition")
+	boundsByTopic     = newBoundsDescs("topic")
+)
+
+func boundsOf(granularity string) boundsDescs {
+	if granularity == ByTopic {
+		return boundsByTopic
+	}
+	return boundsByPartition
+}
+
+// topicsSource is the poll source of Topics.
+type topicsSource struct {
+	client *Client
+	had    int
+}
+
+// Topics returns the source of the topics' metrics, whose snapshots are of type
+// *Topics. It is for one poller.
+func (c *Client) Topics() poll.Source { return &topicsSource{client: c} }
+
+// Describe implements poll.Source.
+func (s *topicsSource) Describe(ch chan<- *prometheus.Desc) {
+	b := boundsOf(s.client.config.Granularity)
+	for _, d := range []*prometheus.Desc{retentionSecondsDesc, retentionBytesDesc, worstCaseDesc, b.oldest, b.start, b.end} {
+		ch <- d
+	}
+}
+
+// Poll implements poll.Source.
+func (s *topicsSource) Poll(ctx context.Context) (poll.Snapshot, error) {
+	r := s.client.after(ctx, s.had)
+	s.had = r.number
+	if r.topicsErr != nil {
+		return nil, r.topicsErr
+	}
+	return r.topics, nil
+}
+
+// Collect implements poll.Snapshot.
+func (t *Topics) Collect(now time.Time, ch chan<- prometheus.Metric) { t.view.collect(now, ch) }
+
+func (t *Topics) newView(granularity string) view {
+	var v view
+	descs := boundsOf(granularity)
+	for _, topic := range t.Topics {
+		labels := v.labels("topic", topic.Name)
+		if r := topic.Retention; r.OK {
+			v.gauge(retentionSecondsDesc, r.Value.Seconds, labels)
+			v.gauge(retentionBytesDesc, r.Value.Bytes, labels)
+			v.gauge(worstCaseDesc, r.Value.WorstCaseSeconds, labels)
+		}
+		if granularity == ByTopic {
+			start, end, oldest, ok := topic.sum()
+			if start.OK {
+				v.gauge(descs.start, float64(start.Value), labels)
+				v.gauge(descs.end, float64(end.Value), labels)
+			}
+			if ok && !oldest.IsZero() {
+				v.age(descs.oldest, oldest, labels)
+			}
+			continue
+		}
+		for id, p := range topic.Partitions {
+			labels := v.labels("partition", strconv.Itoa(id), "topic", topic.Name)
+			if p.Start.OK && p.End.OK {
+				v.gauge(descs.start, float64(p.Start.Value), labels)
+				v.gauge(descs.end, float64(p.End.Value), labels)
+			}
+			if p.Oldest.OK {
+				v.age(descs.oldest, p.Oldest.Value, labels)
+			}
+		}
+	}
+	v.pairs = nil
+	return v
+}
+
+// sum adds up the partitions' bounds and finds the oldest record, the zero time
+// where there is none. A partition that is not known makes the topic's sum
+// unknown, and one whose first record is not known makes the age so.
+func (t *Topic) sum() (start, end Known[int64], oldest time.Time, oldestOK bool) {
+	if len(t.Partitions) == 0 {
+		return start, end, oldest, false
+	}
+	start, end, oldestOK = known[int64](0), known[int64](0), true
+	for _, p := range t.Partitions {
+		if !p.Start.OK || !p.End.OK {
+			return Known[int64]{}, Known[int64]{}, time.Time{}, false
+		}
+		start.Value += p.Start.Value
+		end.Value += p.End.Value
+		switch {
+		case p.Start.Value >= p.End.Value: // empty
+		case !p.Oldest.OK:
+			oldestOK = false
+		case oldest.IsZero() || p.Oldest.Value.Before(oldest):
+			oldest = p.Oldest.Value
+		}
+	}
+	return start, end, oldest, oldestOK
+}
