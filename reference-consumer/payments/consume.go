@@ -62,7 +62,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer closePool(pool)
 
 	ic := cfg.Inbox
 	ic.Group, ic.Log = cfg.Group, cfg.Log
@@ -82,6 +82,19 @@ func Run(ctx context.Context, cfg Config) error {
 	sc.Guard = stream.Guard{MarkerRetention: cfg.MarkerRetention, RedeliverFrom: cfg.RedeliverFrom, Allow: cfg.Allow}
 	sc.Guard.StatementTimeout, sc.Guard.IdleTimeout, sc.Guard.TransactionTimeout = in.Timeouts()
 	return stream.Run(ctx, sc)
+}
+
+// closePool does not wait for a handler that never returns its connection.
+func closePool(pool *pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(2 * time.Second):
+	}
 }
 
 // Pool opens a connection pool.

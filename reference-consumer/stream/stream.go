@@ -331,8 +331,15 @@ func (c *consumer) revoked(ctx context.Context, _ *kgo.Client, parts map[string]
 	taken := c.take(parts)
 	work, cancel := context.WithTimeout(ctx, c.cfg.RevokeTimeout)
 	defer cancel()
-	finish(work, taken)
+	c.left(finish(work, taken))
 	c.commits.final(ctx, taken)
+}
+
+// left warns of handlers that outlive their partition.
+func (c *consumer) left(n int) {
+	if n > 0 {
+		c.cfg.Log.Warn("handlers did not return in time: their transactions are given up", "consumer_group", c.cfg.Inbox.Group(), "partitions", n)
+	}
 }
 
 // lost gives the partitions up without a commit: they are already another's.
@@ -341,25 +348,40 @@ func (c *consumer) lost(_ context.Context, _ *kgo.Client, parts map[string][]int
 	for _, p := range taken {
 		p.cancel()
 	}
-	finish(context.Background(), taken)
+	c.left(finish(context.Background(), taken))
 	c.commits.forget(taken)
 	c.cfg.Log.Warn("partitions lost", "consumer_group", c.cfg.Inbox.Group(), "partitions", parts)
 }
 
+// cancelGrace is how long a worker may take to notice that its transaction was
+// given up.
+const cancelGrace = time.Second
+
 // finish waits for the workers to end their transactions; those that are not
-// done in time are rolled back.
-func finish(ctx context.Context, taken []*partition) {
+// done in time are rolled back. A handler that does not even notice that is
+// left behind: its transaction cannot commit any more.
+func finish(ctx context.Context, taken []*partition) (left int) {
 	for _, p := range taken {
 		p.stop()
 	}
 	for _, p := range taken {
 		select {
 		case <-p.done:
+			continue
 		case <-ctx.Done():
 			p.cancel()
-			<-p.done
 		}
 	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelGrace)
+	defer cancel()
+	for _, p := range taken {
+		select {
+		case <-p.done:
+		case <-grace.Done():
+			left++
+		}
+	}
+	return left
 }
 
 // shutdown: finish the transactions, commit, leave. Each has its share of the
@@ -370,7 +392,7 @@ func (c *consumer) shutdown(ctx context.Context) error {
 	defer cancel()
 	work, cancelWork := context.WithTimeout(ctx, c.cfg.ShutdownTimeout*2/3)
 	taken := c.take(c.all())
-	finish(work, taken)
+	c.left(finish(work, taken))
 	cancelWork()
 	c.commits.final(ctx, taken)
 	c.commits.stop()
