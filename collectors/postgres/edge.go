@@ -64,6 +64,7 @@ func (l *ledger) countEdge(ctx context.Context, q *recounter) error {
 // old end of their series. A deletion that leaves more than a few older
 // markers behind is not pruning.
 func (l *ledger) observe(r *reading) {
+	l.follow(r)
 	losses := map[int32][]change{}
 	for _, c := range r.changes {
 		if c.lost() > 0 {

@@ -10,12 +10,18 @@ type series struct {
 	observed         int64 // age at which markers were last seen to be pruned
 	hasObserved      bool
 	edge             map[int64]PrunedOffset // by partition
+	handled          map[int64]*handled     // by partition
 }
 
 // seriesTable numbers the series, in the order in which they were first seen.
 type seriesTable struct {
 	ids map[seriesKey]int32
 	all []*series
+
+	// handledOf is the table that the series' handled offsets are of;
+	// handledAll says that all its markers have been looked at once.
+	handledOf  identity
+	handledAll bool
 }
 
 func newSeriesTable() seriesTable { return seriesTable{ids: map[seriesKey]int32{}} }

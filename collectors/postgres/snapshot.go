@@ -132,6 +132,9 @@ type Series struct {
 	// PrunedOffsets is, by partition, up to where markers were seen to vanish
 	// at the old end. Empty without the columns.
 	PrunedOffsets map[int64]PrunedOffset
+	// Handled is, by partition, which offsets have or had a marker. Complete
+	// where Counted; empty without the columns.
+	Handled map[int64]Handled
 }
 
 // Age is how old a time of the column is at now, our clock: by the server's
@@ -240,6 +243,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 		out := Series{
 			Group: s.key.group, Topic: s.key.topic, Counted: m.Ready, Inserted: s.inserted, Pruned: s.pruned,
 			ObservedRetention: time.Duration(s.observed) * time.Microsecond, Pruning: s.hasObserved,
+			Handled: s.known(),
 		}
 		groups[out.Group] = true
 		if m.Ready {
