@@ -285,6 +285,9 @@ func (h *handled) restoreBefore(at, first, last, n int64) {
 			continue
 		}
 		width := g.last - g.first + 1
+		if !g.dense() && n >= g.markers-max(2, g.markers/100) && width-(hi-lo+1) <= max(8, width/100) {
+			lo, hi = g.first, g.last // the rest is gaps at its ends
+		}
 		in := share(g.markers, hi-lo+1, width)
 		if in > n {
 			hi = lo + share(hi-lo+1, n, in) - 1
