@@ -49,9 +49,12 @@ func Decode(idFromKey bool) func(*kgo.Record) inbox.Event {
 	}
 }
 
+// Parse the payload of an event.
+func (p *Payment) Parse(value []byte) error { return json.Unmarshal(value, p) }
+
 func parse(ev inbox.Event) (Payment, error) {
 	var p Payment
-	if err := json.Unmarshal(ev.Value, &p); err != nil {
+	if err := p.Parse(ev.Value); err != nil {
 		return p, &inbox.DataError{Reason: inbox.ReasonDecode, Err: fmt.Errorf("not a payment: %w", err)}
 	}
 	if p.Account == "" {

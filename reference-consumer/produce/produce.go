@@ -109,7 +109,7 @@ func Run(ctx context.Context, cfg Config) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	s := &session{cfg: cfg, client: client, random: rand.New(rand.NewPCG(cfg.Seed, 7)), ids: ids{now: cfg.Now},
+	s := &session{cfg: cfg, client: client, random: rand.New(rand.NewPCG(cfg.Seed, 7)), ids: NewIDs(cfg.Now),
 		name: "producer-" + uuid.NewString(), sequences: make([]int64, n)}
 	cfg.Log.Info("producing", "topic", cfg.Topic, "partitions", n, "producer", s.name, "seed", cfg.Seed)
 	err = s.run(ctx)
@@ -158,7 +158,7 @@ type session struct {
 	cfg       Config
 	client    *kgo.Client
 	random    *rand.Rand
-	ids       ids
+	ids       *IDs
 	name      string
 	sequences []int64
 	recent    []string // ids to reuse
@@ -200,7 +200,7 @@ func (s *session) run(ctx context.Context) error {
 
 // publish makes the next event and sends it, with the faults asked for.
 func (s *session) publish(ctx context.Context) error {
-	id, err := s.ids.next()
+	id, err := s.ids.Next()
 	if err != nil {
 		return err
 	}

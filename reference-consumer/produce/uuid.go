@@ -9,17 +9,21 @@ import (
 	"github.com/google/uuid"
 )
 
-// ids makes UUIDv7 (RFC 9562) in strictly increasing order: within one
+// IDs makes UUIDv7 (RFC 9562) in strictly increasing order: within one
 // millisecond the 12 bits after the version count up. That no id is used twice
 // in a session can then be asserted by comparing with the last one alone.
-type ids struct {
+type IDs struct {
 	now     func() time.Time
 	ms      int64
 	counter uint16
 	last    string
 }
 
-func (g *ids) next() (string, error) {
+// NewIDs takes the time of the ids from a clock.
+func NewIDs(now func() time.Time) *IDs { return &IDs{now: now} }
+
+// Next returns a new id.
+func (g *IDs) Next() (string, error) {
 	if ms := g.now().UnixMilli(); ms > g.ms {
 		g.ms, g.counter = ms, 0
 	} else if g.counter++; g.counter > 0xfff {
@@ -34,7 +38,7 @@ func (g *ids) next() (string, error) {
 }
 
 // assertNew refuses an id that is not newer than the last one.
-func (g *ids) assertNew(id string) error {
+func (g *IDs) assertNew(id string) error {
 	if id <= g.last {
 		return fmt.Errorf("event id %s was not made after %s: an id must never be used twice", id, g.last)
 	}
