@@ -3,14 +3,9 @@ package alerts
 import (
 	"bytes"
 	"flag"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/prometheus/common/model"
-	"github.com/prometheus/prometheus/model/rulefmt"
-	"github.com/prometheus/prometheus/promql/parser"
 )
 
 var update = flag.Bool("update", false, "write the *.rules.yml files")
@@ -44,13 +39,4 @@ func TestFilesAreGenerated(t *testing.T) {
 			t.Errorf("%s is not what its template gives: run go generate ./alerts", name)
 		}
 	}
-}
-
-func parse(t *testing.T, text []byte) *rulefmt.RuleGroups {
-	t.Helper()
-	groups, errs := rulefmt.Parse(text, false, model.LegacyValidation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
-	for _, err := range errs {
-		t.Error(err)
-	}
-	return groups
 }

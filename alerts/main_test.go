@@ -1,0 +1,10 @@
+package alerts
+
+import (
+	"os"
+	"testing"
+
+	"oncewatch/deploy/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }

@@ -1,0 +1,118 @@
+package alerts
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"oncewatch/deploy/testenv"
+)
+
+// promtool3 is the promtool of tools.mod, looked up once: the lookup costs a second.
+var promtool3 = func() func(t *testing.T) string {
+	var once sync.Once
+	var path string
+	return func(t *testing.T) string {
+		t.Helper()
+		once.Do(func() { path = testenv.Tool(t, "promtool").Path })
+		if path == "" {
+			t.Skip("promtool is missing")
+		}
+		return path
+	}
+}()
+
+// promtool242 is the oldest Prometheus the rules must load on: Debian 12's package.
+func promtool242(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("promtool")
+	if err != nil {
+		testenv.Missing(t, "promtool 2.42 (Debian package prometheus)", err)
+	}
+	version, err := exec.Command(path, "--version").CombinedOutput()
+	if err != nil || !bytes.Contains(version, []byte("version 2.42")) {
+		testenv.Missing(t, "promtool 2.42 (Debian package prometheus)", fmt.Errorf("%s is another: %.60s", path, version))
+	}
+	return path
+}
+
+// bothPromtools runs f with the oldest and the newest promtool.
+func bothPromtools(t *testing.T, f func(t *testing.T, promtool string)) {
+	t.Run("3.x", func(t *testing.T) { t.Parallel(); f(t, promtool3(t)) })
+	t.Run("2.42", func(t *testing.T) { t.Parallel(); f(t, promtool242(t)) })
+}
+
+// run fails the test with promtool's output, cut to what a person reads.
+func run(t *testing.T, promtool string, args ...string) {
+	t.Helper()
+	out, err := exec.Command(promtool, args...).CombinedOutput()
+	if err != nil {
+		t.Errorf("promtool %s: %v\n%.4000s", strings.Join(args, " "), err, out)
+	}
+}
+
+// Every alert, firing and silent, with its neighbours: tests/*.test.yml.
+func TestUnitTests(t *testing.T) {
+	files, err := filepath.Glob("tests/*.test.yml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no unit tests", err)
+	}
+	bothPromtools(t, func(t *testing.T, promtool string) {
+		for _, file := range files {
+			t.Run(filepath.Base(file), func(t *testing.T) {
+				t.Parallel()
+				run(t, promtool, "test", "rules", file)
+			})
+		}
+	})
+}
+
+// The rules load as they are shipped, and with other thresholds, in both formats.
+func TestRulesLoad(t *testing.T) {
+	all, err := filepath.Glob("*.rules.yml")
+	if err != nil || len(all) == 0 {
+		t.Fatal("no rule files", err)
+	}
+	dir := t.TempDir()
+	other := filepath.Join(dir, "other.yml")
+	var doc bytes.Buffer
+	set := map[string]string{"retention_window": "60d", "prune_cycle": "7d", "latency_p99": "0.5", "duplicate_window": "1h", "latency_objective": "0.995", "lag_growth_window": "45m"}
+	if err := Render(&doc, Options{Set: set, RunbookBase: "https://wiki.example/oncewatch/"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(other, doc.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	bothPromtools(t, func(t *testing.T, promtool string) {
+		run(t, promtool, append([]string{"check", "rules", "--lint=all", "--lint-fatal"}, all...)...)
+		run(t, promtool, "check", "rules", "--lint=all", "--lint-fatal", other)
+	})
+}
+
+// Every alert has a case in which it fires and one in which it is silent, in a
+// test that would fail otherwise.
+func TestEveryAlertFiresAndStaysSilent(t *testing.T) {
+	fires := map[string]int{}
+	for _, test := range unitTests(t) {
+		for _, check := range test.PromQL {
+			for _, sample := range check.Samples {
+				for _, alert := range alerts(t) {
+					if strings.Contains(sample.Labels, `alertname="`+alert.Alert+`"`) {
+						fires[alert.Alert]++
+					}
+				}
+			}
+		}
+	}
+	for _, alert := range alerts(t) {
+		if fires[alert.Alert] == 0 {
+			t.Errorf("%s: no scenario in which it fires among its neighbours", alert.Alert)
+		}
+	}
+	t.Logf("alerts with firing and silent cases: %d of %d", len(fires), len(alerts(t)))
+}
