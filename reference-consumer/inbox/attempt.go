@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"oncewatch/reference-consumer/deadletter"
@@ -24,7 +25,7 @@ const (
 SELECT $1, m.id, $2, $3, m.off, m.hash FROM unnest($4::text[], $5::bigint[], $6::bigint[]) AS m(id, off, hash)
 ON CONFLICT DO NOTHING RETURNING event_id`
 
-	existingSQL = `SELECT event_id, topic, partition, "offset", payload_hash FROM processed_events
+	existingSQL = `SELECT event_id, topic = $3, partition, "offset", payload_hash FROM processed_events
 WHERE consumer_group = $1 AND event_id = ANY ($2)`
 
 	progressSQL = `INSERT INTO consumer_progress AS p (consumer_group, topic, partition, topic_id, next_offset)
@@ -62,7 +63,7 @@ func (in *Inbox) attempt(ctx context.Context, pool *pgxpool.Pool, b Batch, p *pl
 		return Result{}, err
 	}
 	in.cfg.Failpoint("before_db_commit")
-	if err := commit(ctx, s); err != nil {
+	if err := commit(ctx, s, onlyDuplicates(handled)); err != nil {
 		return Result{}, err
 	}
 	in.cfg.Failpoint("after_db_commit")
@@ -98,15 +99,35 @@ func connectionFault(err error) bool {
 	return Classify(err) == ClassTransient
 }
 
+// answer is what the database said about the slots.
+type answer struct {
+	fresh    []bool // the marker was inserted
+	existing []existing
+}
+
+// existing is a marker that was there already.
+type existing struct {
+	found     bool
+	topic     bool // the same topic
+	partition int32
+	offset    int64
+	hash      *int64
+}
+
 // mark opens the transaction and writes markers and progress in one round
 // trip. It returns what is known of each event: Processed for the fresh ones,
 // whose effects are still to come.
 func (in *Inbox) mark(ctx context.Context, s *session, b Batch, p *plan) ([]Handled, error) {
 	m := p.markers(b)
+	a := answer{make([]bool, len(m.ids)), make([]existing, len(m.ids))}
 	pipe := &pgx.Batch{}
 	pipe.Queue(beginSQL)
 	pipe.Queue(settingsSQL, in.settings[0], in.settings[1])
-	if len(m.ids) > 0 {
+	switch {
+	case len(m.ids) == 0:
+	case b.Replay:
+		pipe.Queue(existingSQL, in.cfg.Group, m.ids, b.Topic)
+	default:
 		pipe.Queue(markerSQL, in.cfg.Group, b.Topic, b.Partition, m.ids, m.offsets, m.hashes)
 	}
 	if b.Next > 0 {
@@ -118,7 +139,6 @@ func (in *Inbox) mark(ctx context.Context, s *session, b Batch, p *plan) ([]Hand
 	n := pipe.Len()
 	results := s.conn.SendBatch(ctx, pipe)
 	defer func() { _ = results.Close() }()
-	fresh := make(map[string]bool, len(m.ids))
 	for i := range n {
 		if i != 2 || len(m.ids) == 0 {
 			if _, err := results.Exec(); err != nil {
@@ -127,85 +147,89 @@ func (in *Inbox) mark(ctx context.Context, s *session, b Batch, p *plan) ([]Hand
 			continue
 		}
 		rows, err := results.Query()
-		if err != nil {
-			return nil, in.markerError(ctx, s, b, p, results, err)
+		if err == nil {
+			err = a.read(rows, m, b.Replay)
 		}
-		var id string
-		if _, err := pgx.ForEachRow(rows, []any{&id}, func() error { fresh[id] = true; return nil }); err != nil {
-			return nil, in.markerError(ctx, s, b, p, results, err)
+		if err != nil {
+			_ = results.Close()
+			return nil, in.markerError(ctx, s, b, p, err)
 		}
 	}
 	if err := results.Close(); err != nil {
 		return nil, fmt.Errorf("open the transaction: %w", err)
 	}
-	return in.sortOut(ctx, s, b, p, m, fresh)
+	if b.Replay {
+		ids, offsets, hashes := m.only(func(k int) bool { return !a.existing[k].found })
+		if len(ids) > 0 {
+			rows, err := s.conn.Query(ctx, markerSQL, in.cfg.Group, b.Topic, b.Partition, ids, offsets, hashes)
+			if err == nil {
+				err = a.read(rows, m, false)
+			}
+			if err != nil {
+				return nil, in.markerError(ctx, s, b, p, err)
+			}
+		}
+	}
+	if ids, _, _ := m.only(func(k int) bool { return !a.fresh[k] && !a.existing[k].found }); len(ids) > 0 {
+		rows, err := s.conn.Query(ctx, existingSQL, in.cfg.Group, ids, b.Topic)
+		if err == nil {
+			err = a.read(rows, m, true)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read the markers of duplicates: %w", err)
+		}
+	}
+	return sortOut(b, p, m, a), nil
 }
 
-// existing is a marker that was there already.
-type existing struct {
-	topic     string
-	partition int32
-	offset    int64
-	hash      *int64
+// read the rows of markerSQL or existingSQL.
+func (a answer) read(rows pgx.Rows, m *markers, found bool) error {
+	defer rows.Close()
+	var id pgtype.DriverBytes // the driver's own memory: valid until the next row
+	for rows.Next() {
+		if !found {
+			if err := rows.Scan(&id); err != nil {
+				return err
+			}
+			if k, ok := m.find(id); ok {
+				a.fresh[k] = true
+			}
+			continue
+		}
+		e := existing{found: true}
+		if err := rows.Scan(&id, &e.topic, &e.partition, &e.offset, &e.hash); err != nil {
+			return err
+		}
+		if k, ok := m.find(id); ok {
+			a.existing[k] = e
+		}
+	}
+	return rows.Err()
 }
 
 // sortOut tells fresh events from duplicates, and duplicates from other events
 // that were given the same id.
-func (in *Inbox) sortOut(ctx context.Context, s *session, b Batch, p *plan, m markers, fresh map[string]bool) ([]Handled, error) {
-	var known map[string]existing
-	if len(fresh) < len(m.ids) {
-		ids := make([]string, 0, len(m.ids)-len(fresh))
-		for _, id := range m.ids {
-			if !fresh[id] {
-				ids = append(ids, id)
-			}
-		}
-		var err error
-		if known, err = in.existing(ctx, s, ids); err != nil {
-			return nil, err
-		}
-	}
+func sortOut(b Batch, p *plan, m *markers, a answer) []Handled {
 	handled := make([]Handled, len(b.Events))
 	for i, ev := range b.Events {
-		if dead, ok := p.dead[i]; ok {
-			handled[i] = dead
+		k := m.slot[i]
+		if k < 0 {
+			handled[i] = p.dead[i]
 			continue
 		}
-		first := m.first[ev.ID]
-		if fresh[ev.ID] {
-			if first == i {
-				continue // Processed
-			}
-			h := p.hashes[first]
-			handled[i] = duplicate(b, ev, p.hashes[i], existing{b.Topic, b.Partition, b.Events[first].Offset, &h})
-			continue
-		}
-		e, ok := known[ev.ID]
-		if !ok {
+		first := m.first[k]
+		switch {
+		case a.fresh[k] && first == i:
+			// Processed
+		case a.fresh[k]:
+			handled[i] = duplicate(b, ev, p.hashes[i], existing{true, true, b.Partition, b.Events[first].Offset, &p.hashes[first]})
+		case a.existing[k].found:
+			handled[i] = duplicate(b, ev, p.hashes[i], a.existing[k])
+		default:
 			handled[i] = Handled{Outcome: Duplicate}
-			continue
 		}
-		handled[i] = duplicate(b, ev, p.hashes[i], e)
 	}
-	return handled, nil
-}
-
-func (in *Inbox) existing(ctx context.Context, s *session, ids []string) (map[string]existing, error) {
-	rows, err := s.conn.Query(ctx, existingSQL, in.cfg.Group, ids)
-	if err != nil {
-		return nil, fmt.Errorf("read the markers of duplicates: %w", err)
-	}
-	known := make(map[string]existing, len(ids))
-	var id string
-	var e existing
-	if _, err := pgx.ForEachRow(rows, []any{&id, &e.topic, &e.partition, &e.offset, &e.hash}, func() error {
-		known[id] = e
-		e.hash = nil
-		return nil
-	}); err != nil {
-		return nil, fmt.Errorf("read the markers of duplicates: %w", err)
-	}
-	return known, nil
+	return handled
 }
 
 // ErrIDConflict says that two different events carry one id.
@@ -213,12 +237,12 @@ var ErrIDConflict = errors.New("the event id belongs to another event, with anot
 
 func duplicate(b Batch, ev Event, h int64, e existing) Handled {
 	d := Handled{Outcome: Duplicate, Origin: OtherOffset, FirstPartition: e.partition, FirstOffset: e.offset}
-	if e.topic == b.Topic && e.partition == b.Partition && e.offset == ev.Offset {
+	if e.topic && e.partition == b.Partition && e.offset == ev.Offset {
 		d.Origin = SameOffset
 	}
 	if e.hash != nil && *e.hash != h {
 		d.Outcome, d.Reason, d.Attempts = DeadLettered, ReasonIDConflict, 1
-		d.Err = fmt.Errorf("%w (first seen at %s/%d offset %d)", ErrIDConflict, e.topic, e.partition, e.offset)
+		d.Err = fmt.Errorf("%w (first seen in partition %d at offset %d)", ErrIDConflict, e.partition, e.offset)
 	}
 	return d
 }
@@ -345,13 +369,29 @@ func message(err error) string {
 	return err.Error()
 }
 
+func onlyDuplicates(handled []Handled) bool {
+	for i := range handled {
+		if handled[i].Outcome != Duplicate {
+			return false
+		}
+	}
+	return true
+}
+
 // commit refuses a transaction that is no longer sound: PostgreSQL answers
 // COMMIT of a failed one with a ROLLBACK and no error.
-func commit(ctx context.Context, s *session) error {
+//
+// One that only moved the progress past duplicates does not wait for the disk:
+// should the server crash and forget it, they are skipped once more.
+func commit(ctx context.Context, s *session, lazy bool) error {
 	if !s.inTransaction() {
 		return errNoTransaction
 	}
-	tag, err := s.conn.Exec(ctx, "COMMIT")
+	sql := "COMMIT"
+	if lazy {
+		sql = "SET LOCAL synchronous_commit = off; COMMIT"
+	}
+	tag, err := s.conn.Exec(ctx, sql)
 	if err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}

@@ -113,6 +113,9 @@ type Batch struct {
 	// Next is the offset to go on from after the batch; 0 where there is no
 	// broker behind the batch: no progress is kept then.
 	Next int64
+	// Replay says that most events are expected to be duplicates: they are
+	// looked up before any marker is inserted, which halves the work.
+	Replay bool
 	// Blame dead-letters an event without trying it (by index).
 	Blame map[int]error
 	// Also adds statements to the transaction, for state that must move with

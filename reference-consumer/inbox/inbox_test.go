@@ -625,3 +625,26 @@ func TestTerminatedBackend(t *testing.T) {
 	}
 	b.audit()
 }
+
+// A replay looks before it inserts, with the same outcomes.
+func TestReplay(t *testing.T) {
+	b := setup(t)
+	in := newInbox(t, inbox.Config{})
+	b.apply(in, batch(0, ids("e", 50)...))
+	x := batch(0, append(ids("e", 50), ids("new", 5)...)...)
+	x.Replay = true
+	x.Events[20].Value = []byte("another")
+	res := b.apply(in, x)
+	wantTally(t, res, 5, 49, 1)
+	if h := res.Handled[7]; h.Origin != inbox.SameOffset || h.FirstOffset != 7 {
+		t.Errorf("%+v, want same offset, 7", h)
+	}
+	if h := res.Handled[20]; h.Reason != inbox.ReasonIDConflict {
+		t.Errorf("%+v, want an id conflict", h)
+	}
+	all := batch(0, ids("e", 10)...)
+	all.Replay = true
+	wantTally(t, b.apply(in, all), 0, 10, 0)
+	b.want("next offset", 10, "SELECT next_offset FROM consumer_progress")
+	b.audit()
+}

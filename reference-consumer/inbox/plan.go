@@ -3,6 +3,7 @@ package inbox
 import (
 	"errors"
 	"slices"
+	"strings"
 )
 
 // plan is what is known about the events of a batch before an attempt; each
@@ -61,37 +62,61 @@ const setBased = -1
 
 // markers is the column-wise form of the markers to insert: the living events,
 // each id once, sorted. Sorting makes concurrent inserts of overlapping ids
-// queue up instead of deadlocking.
+// queue up instead of deadlocking. A marker's place in the columns is its slot.
 type markers struct {
 	ids     []string
 	offsets []int64
 	hashes  []int64
-	first   map[string]int // index of the first living event with the id
+	first   []int // the first event with the slot's id
+	slot    []int // of each event; -1 for dead ones
 }
 
-func (p *plan) markers(b Batch) markers {
-	m := markers{first: make(map[string]int, len(b.Events))}
+func (p *plan) markers(b Batch) *markers {
+	m := &markers{slot: make([]int, len(b.Events))}
 	order := make([]int, 0, len(b.Events))
-	for i, ev := range b.Events {
-		if _, dead := p.dead[i]; dead {
-			continue
-		}
-		if _, repeated := m.first[ev.ID]; !repeated {
-			m.first[ev.ID] = i
+	for i := range b.Events {
+		m.slot[i] = -1
+		if _, dead := p.dead[i]; !dead {
 			order = append(order, i)
 		}
 	}
-	slices.SortFunc(order, func(x, y int) int {
-		if b.Events[x].ID < b.Events[y].ID {
-			return -1
+	byID := func(x, y int) int { return strings.Compare(b.Events[x].ID, b.Events[y].ID) }
+	if !slices.IsSortedFunc(order, byID) { // UUIDv7 ids mostly come sorted
+		slices.SortStableFunc(order, byID)
+	}
+	n := len(order)
+	m.ids, m.offsets, m.hashes, m.first = make([]string, 0, n), make([]int64, 0, n), make([]int64, 0, n), make([]int, 0, n)
+	for _, i := range order {
+		ev := &b.Events[i]
+		if k := len(m.ids) - 1; k >= 0 && m.ids[k] == ev.ID {
+			m.slot[i] = k // the sort is stable: the first in the batch is there already
+			continue
 		}
-		return 1
-	})
-	m.ids = make([]string, len(order))
-	m.offsets = make([]int64, len(order))
-	m.hashes = make([]int64, len(order))
-	for k, i := range order {
-		m.ids[k], m.offsets[k], m.hashes[k] = b.Events[i].ID, b.Events[i].Offset, p.hashes[i]
+		m.slot[i] = len(m.ids)
+		m.ids, m.offsets, m.hashes, m.first = append(m.ids, ev.ID), append(m.offsets, ev.Offset), append(m.hashes, p.hashes[i]), append(m.first, i)
 	}
 	return m
+}
+
+// find the slot of an id that came back from the server.
+func (m *markers) find(id []byte) (int, bool) {
+	return slices.BinarySearchFunc(m.ids, id, func(have string, want []byte) int {
+		switch w := string(want); { // compared without being copied
+		case have < w:
+			return -1
+		case have > w:
+			return 1
+		}
+		return 0
+	})
+}
+
+// only is the columns of some slots.
+func (m *markers) only(want func(slot int) bool) (ids []string, offsets, hashes []int64) {
+	for k := range m.ids {
+		if want(k) {
+			ids, offsets, hashes = append(ids, m.ids[k]), append(offsets, m.offsets[k]), append(hashes, m.hashes[k])
+		}
+	}
+	return ids, offsets, hashes
 }

@@ -24,8 +24,7 @@ var errNoPartition = errors.New("no partition of processed_events holds the even
 // markerError explains a failed marker insert. On a partitioned table an event
 // outside every partition is refused; older than all of them means that its
 // marker may have been dropped, so applying it could double it.
-func (in *Inbox) markerError(ctx context.Context, s *session, b Batch, p *plan, results pgx.BatchResults, err error) error {
-	_ = results.Close()
+func (in *Inbox) markerError(ctx context.Context, s *session, b Batch, p *plan, err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || pg.Code != "23514" {
 		return fmt.Errorf("write markers: %w", err)

@@ -233,12 +233,15 @@ func applyInbox(ctx context.Context, pool *pgxpool.Pool, d design, partition int
 		return nil, err
 	}
 	var took []time.Duration
+	replay := false
 	for chunk := range slices.Chunk(events, d.batch) {
-		res, err := in.Apply(ctx, pool, inbox.Batch{Topic: "payments", Partition: partition, Events: chunk, Next: chunk[len(chunk)-1].Offset + 1})
+		res, err := in.Apply(ctx, pool, inbox.Batch{Topic: "payments", Partition: partition, Events: chunk, Next: chunk[len(chunk)-1].Offset + 1, Replay: replay})
 		if err != nil {
 			return nil, err
 		}
 		took = append(took, res.Duration)
+		// As the stream does.
+		replay = !slices.ContainsFunc(res.Handled, func(h inbox.Handled) bool { return h.Outcome != inbox.Duplicate })
 	}
 	return took, nil
 }

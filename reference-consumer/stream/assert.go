@@ -194,12 +194,7 @@ func (c *consumer) assertSurroundings(ctx context.Context) error {
 			return fmt.Errorf("--allow=%s: no such assertion; there are %s", name, strings.Join(Assertions(), ", "))
 		}
 	}
-	client, err := kgo.NewClient(c.cfg.Client...)
-	if err != nil {
-		return fmt.Errorf("create the Kafka client: %w", err)
-	}
-	defer client.Close()
-	vs, err := c.cfg.Guard.check(ctx, kadm.NewClient(client), c.cfg)
+	vs, err := c.cfg.Guard.check(ctx, c.admin, c.cfg)
 	if err != nil {
 		return err
 	}

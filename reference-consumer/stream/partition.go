@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -47,6 +48,7 @@ type partition struct {
 
 	// Of the worker alone:
 	limit     int
+	replaying bool // the last batch held nothing but duplicates
 	sequences *sequences
 	crash     crashGuard
 }
@@ -228,6 +230,7 @@ func (p *partition) handle(records []*kgo.Record) (int, error) {
 		Topic: p.topic, TopicID: topicID, Partition: p.id,
 		Events: make([]inbox.Event, len(deliveries)),
 		Next:   records[len(records)-1].Offset + 1,
+		Replay: p.replaying,
 		OnRetry: func(error, int) {
 			p.m.Retries.Inc()
 		},
@@ -255,6 +258,7 @@ func (p *partition) handle(records []*kgo.Record) (int, error) {
 	}
 	p.c.commits.committed(p, res.Next, records[done-1].LeaderEpoch)
 	p.adapt(done, res.Duration)
+	p.replaying = !slices.ContainsFunc(res.Handled, func(h inbox.Handled) bool { return h.Outcome != inbox.Duplicate })
 	return done, err
 }
 

@@ -181,21 +181,27 @@ func Run(ctx context.Context, cfg Config) error {
 	for _, t := range cfg.Topics {
 		c.topics[t] = cfg.metrics.Topic(t)
 	}
-	// The assertions come first: a consumer that will not start must not make
-	// the group rebalance.
-	if err := c.assertSurroundings(ctx); err != nil {
-		return err
-	}
-	client, err := kgo.NewClient(c.options()...)
+	// What the group's callbacks use must be there before the client is: it
+	// joins at once. And the assertions come first, so that a consumer that
+	// will not start does not make the group rebalance.
+	plain, err := kgo.NewClient(cfg.Client...)
 	if err != nil {
 		return fmt.Errorf("create the Kafka client: %w", err)
 	}
-	defer client.CloseAllowingRebalance()
-	if err := c.refuse(clientViolations(client)); err != nil {
+	defer plain.Close()
+	c.admin = kadm.NewClient(plain)
+	c.commits = newCommitter(c)
+	if err := c.assertSurroundings(ctx); err != nil {
 		return err
 	}
-	c.client, c.admin = client, kadm.NewClient(client)
-	c.commits = newCommitter(c)
+	c.client, err = kgo.NewClient(c.options()...)
+	if err != nil {
+		return fmt.Errorf("create the Kafka client: %w", err)
+	}
+	defer c.client.CloseAllowingRebalance()
+	if err := c.refuse(clientViolations(c.client)); err != nil {
+		return err
+	}
 	defer telemetry.NewCommitLag(cfg.Registerer, cfg.Inbox.Group(), c.commits.lags)()
 	c.commits.start()
 	watching, stopWatching := context.WithCancel(ctx)
@@ -270,7 +276,7 @@ func (c *consumer) partition(topic string, id int32) *partition {
 }
 
 // assigned starts a worker for each partition, before its first record.
-func (c *consumer) assigned(_ context.Context, _ *kgo.Client, parts map[string][]int32) {
+func (c *consumer) assigned(_ context.Context, client *kgo.Client, parts map[string][]int32) {
 	c.cfg.metrics.Rebalanced()
 	c.mu.Lock()
 	for topic, ids := range parts {
@@ -286,7 +292,7 @@ func (c *consumer) assigned(_ context.Context, _ *kgo.Client, parts map[string][
 	c.mu.Unlock()
 	if len(parts) > 0 {
 		c.cfg.Log.Info("partitions assigned", "consumer_group", c.cfg.Inbox.Group(), "partitions", parts)
-		c.client.ResumeFetchPartitions(parts)
+		client.ResumeFetchPartitions(parts)
 		c.cfg.Assigned(parts)
 	}
 }
