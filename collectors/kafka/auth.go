@@ -49,8 +49,10 @@ func (t TLS) config() (*tls.Config, error) {
 	return conf, nil
 }
 
-// mechanism is nil where no authentication is configured.
-func (s SASL) mechanism(now func() time.Time) sasl.Mechanism {
+// mechanism is nil where no authentication is configured. rejected is to be
+// called when a broker does not accept what the mechanism offered.
+func (s SASL) mechanism(now func() time.Time) (_ sasl.Mechanism, rejected func()) {
+	rejected = func() {}
 	password := func() (string, error) {
 		if s.PasswordFile != "" {
 			return readSecret("--kafka.sasl.password-file", s.PasswordFile)
@@ -66,11 +68,11 @@ func (s SASL) mechanism(now func() time.Time) sasl.Mechanism {
 		return plain.Plain(func(context.Context) (plain.Auth, error) {
 			pass, err := password()
 			return plain.Auth{User: s.Username, Pass: pass}, err
-		})
+		}), rejected
 	case ScramSHA256:
-		return scram.Sha256(scramAuth)
+		return scram.Sha256(scramAuth), rejected
 	case ScramSHA512:
-		return scram.Sha512(scramAuth)
+		return scram.Sha512(scramAuth), rejected
 	case OAuthBearer:
 		fetch := s.tokenFromEndpoint(http.DefaultClient)
 		if s.OAuthTokenFile != "" {
@@ -80,7 +82,7 @@ func (s SASL) mechanism(now func() time.Time) sasl.Mechanism {
 		return oauth.Oauth(func(ctx context.Context) (oauth.Auth, error) {
 			token, err := tokens.get(ctx)
 			return oauth.Auth{Token: token}, err
-		})
+		}), tokens.forget
 	}
-	return nil
+	return nil, rejected
 }

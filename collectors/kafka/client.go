@@ -31,6 +31,8 @@ type Client struct {
 	kgo    *kgo.Client
 	groups filter
 	topics filter
+	// rejected tells the authentication that a broker did not accept it.
+	rejected func()
 
 	flight singleflight.Group // at most one poll at a time
 
@@ -87,8 +89,10 @@ func New(config Config, log *slog.Logger, now func() time.Time) (*Client, error)
 		}
 		options = append(options, kgo.DialTLSConfig(conf))
 	}
-	if m := config.SASL.mechanism(now); m != nil {
-		options = append(options, kgo.SASL(m))
+	mechanism, rejected := config.SASL.mechanism(now)
+	c.rejected = rejected
+	if mechanism != nil {
+		options = append(options, kgo.SASL(mechanism))
 	}
 	if c.kgo, err = kgo.NewClient(options...); err != nil {
 		return nil, fmt.Errorf("--kafka.*: %w", err)

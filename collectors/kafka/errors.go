@@ -73,7 +73,7 @@ func kindOf(err error) string {
 		return "failed"
 	}
 	var (
-		alert     tls.AlertError
+		op        *net.OpError
 		record    tls.RecordHeaderError
 		verify    *tls.CertificateVerificationError
 		authority x509.UnknownAuthorityError
@@ -82,7 +82,8 @@ func kindOf(err error) string {
 		netErr    net.Error
 	)
 	switch {
-	case errors.As(err, &alert), errors.As(err, &record), errors.As(err, &verify), errors.As(err, &authority), errors.As(err, &host), errors.As(err, &firstRead):
+	// "remote error" is a TLS alert: the broker wants another certificate.
+	case errors.As(err, &op) && op.Op == "remote error", errors.As(err, &record), errors.As(err, &verify), errors.As(err, &authority), errors.As(err, &host), errors.As(err, &firstRead):
 		return "auth"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"

@@ -39,8 +39,9 @@ func TestMain(m *testing.M) {
 
 // clock is set by the test.
 type clock struct {
-	mu sync.Mutex
-	t  time.Time
+	mu   sync.Mutex
+	t    time.Time
+	real bool
 }
 
 func newClock() *clock { return &clock{t: time.Now()} }
@@ -48,7 +49,17 @@ func newClock() *clock { return &clock{t: time.Now()} }
 func (c *clock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.real {
+		return time.Now()
+	}
 	return c.t
+}
+
+// follow makes it the real clock, for what a real broker times.
+func (c *clock) follow() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.real = true
 }
 
 func (c *clock) add(d time.Duration) {

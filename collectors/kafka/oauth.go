@@ -27,8 +27,9 @@ type tokenCache struct {
 	until time.Time // when the token is to be fetched again
 }
 
-// refetchShare of a token's life is left when it is fetched again.
-const refetchShare = 5
+// One part in refetchShare of a token's life is left when it is fetched again: a
+// session that a broker grants for a token about to expire would be too short.
+const refetchShare = 3
 
 func (c *tokenCache) get(ctx context.Context) (string, error) {
 	c.mu.Lock()
@@ -50,6 +51,14 @@ func (c *tokenCache) get(ctx context.Context) (string, error) {
 		c.until = token.Expiry.Add(-token.Expiry.Sub(now) / refetchShare)
 	}
 	return token.AccessToken, nil
+}
+
+// forget makes the next get fetch: a broker may reject a token that has not
+// expired, because it was revoked or because clocks differ.
+func (c *tokenCache) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.token = nil
 }
 
 func (s SASL) tokenFromEndpoint(client *http.Client) func(context.Context) (*oauth2.Token, error) {

@@ -3,12 +3,15 @@ package kafka
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
 
 	"oncewatch/collectors/poll"
 )
@@ -65,6 +68,9 @@ func (c *Client) poll(ctx context.Context) *round {
 	names := maps.Clone(c.memory.interest)
 	maps.Copy(names, watchedTopics)
 	meta, err := r.loadMetadata(ctx, slices.Sorted(maps.Keys(names)))
+	if errors.Is(err, kerr.SaslAuthenticationFailed) {
+		c.rejected()
+	}
 	if err != nil {
 		err = wrap(fmt.Errorf("Kafka at %s: %w", strings.Join(c.config.Brokers, ","), err))
 		out.topicsErr, out.groupsErr = err, err
