@@ -51,9 +51,9 @@ func (l *ledger) fill(ctx context.Context, r *reading) error {
 		until = time.Now().Add(time.Duration(l.t.share * float64(time.Until(deadline))))
 	}
 	for f.active && time.Now().Before(until) {
-		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error { return l.fillChunk(ctx, r, conn) })
-		if timedOut(err) && f.span > l.t.fine {
-			f.span = max(f.span/4, l.t.fine)
+		err := l.fillChunk(ctx, r)
+		if timedOut(err) && f.span > l.fine {
+			f.span = max(f.span/4, l.fine)
 			continue
 		}
 		if err != nil {
@@ -70,82 +70,90 @@ func (l *ledger) fill(ctx context.Context, r *reading) error {
 	return nil
 }
 
-func (l *ledger) fillChunk(ctx context.Context, r *reading, conn *pgx.Conn) error {
+// fillChunk counts the next chunk. Chunks begin and end at borders of coarse
+// buckets; one that holds too much for a statement is counted in pieces.
+func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	f := &l.backfill
-	began := time.Now()
-	oldest, found, err := l.count.first(ctx, conn, f.next, f.end)
+	lo, hi := f.next, f.end
+	var counted []*bucket
+	began, done := time.Now(), false
+	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
+		oldest, found, err := l.count.first(ctx, conn, f.next, f.end)
+		if err != nil || !found {
+			done = true
+			return err
+		}
+		if f.next == minTime {
+			f.from = max(oldest, firstTime)
+		}
+		lo = max(f.next, floor(oldest, l.width))
+		hi = min(l.chunkEnd(lo), f.end)
+		if f.span < l.width && lo > firstTime {
+			return nil
+		}
+		done = true
+		counted, err = l.countBetween(ctx, conn, lo, hi)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	if !found {
-		l.filled(r, f.next, f.end, nil)
-		l.filledAll()
-		return nil
+	for piece := lo; !done && piece < hi; piece += f.span {
+		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
+			some, err := l.count.count(ctx, conn, piece, min(piece+f.span, hi), l.fine, l.series.intern)
+			counted = append(counted, some...)
+			return err
+		})
+		if err != nil {
+			return err
+		}
 	}
-	if f.next == minTime {
-		f.from = max(oldest, firstLiteral)
+	for _, b := range counted {
+		f.rows += b.rows()
 	}
-	lo := max(f.next, floor(oldest, l.width))
-	hi, width := min(l.chunkEnd(lo), f.end), l.width
-	if hi-lo < width {
-		width = l.t.fine
+	if f.initial {
+		l.book.replace(f.next, hi, counted)
+	} else {
+		l.apply(r, f.next, hi, counted)
 	}
-	cold, err := l.countBetween(ctx, conn, lo, min(hi, l.hotFrom), width)
-	if err != nil {
-		return err
-	}
-	hot, err := l.countBetween(ctx, conn, max(lo, l.hotFrom), hi, l.t.fine)
-	if err != nil {
-		return err
-	}
-	l.filled(r, f.next, hi, append(cold, hot...))
 	f.next = hi
-	if hi >= f.end {
-		l.filledAll()
+	l.bound()
+	if f.next >= f.end {
+		f.active = false
+		l.scrub.since = f.began
 		return nil
 	}
 	// Aim at the wanted time, without leaps.
 	ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
-	f.span = max(int64(float64(f.span)*min(max(ratio, 0.25), 4)), l.t.fine)
-	f.span = max(floor(min(f.span, 24*hour), l.t.fine), l.t.fine)
+	f.span = floor(min(max(int64(float64(f.span)*min(max(ratio, 0.25), 4)), l.width), 24*hour), l.width)
 	return nil
 }
 
-// chunkEnd is where a chunk that begins at lo ends: at a border of coarse
-// buckets, unless a single one is too much.
+// chunkEnd is where a chunk that begins at lo ends.
 func (l *ledger) chunkEnd(lo int64) int64 {
-	border := ceil(max(lo, firstLiteral)+1, l.width)
-	switch {
-	case lo <= firstLiteral:
-		return border
-	case l.backfill.span < l.width:
-		return min(lo+l.backfill.span, border)
-	case floor(lo, l.width) != lo:
-		return border
+	if lo < firstTime {
+		return floor(firstTime, l.width)
 	}
-	return lo + floor(l.backfill.span, l.width)
+	return floor(lo, l.width) + max(floor(l.backfill.span, l.width), l.width)
 }
 
-func (l *ledger) countBetween(ctx context.Context, conn *pgx.Conn, lo, hi, width int64) ([]*bucket, error) {
-	if lo >= hi {
-		return nil, nil
-	}
-	return l.count.count(ctx, conn, lo, hi, width, l.series.intern)
+// widen moves the ends to borders of wider buckets.
+func (f *backfill) widen(width int64) {
+	f.next, f.end = floor(f.next, width), ceil(f.end, width)
 }
 
-// filled puts a chunk in the book.
-func (l *ledger) filled(r *reading, lo, hi int64, counted []*bucket) {
-	for _, b := range counted {
-		l.backfill.rows += b.rows()
+// countBetween counts a range as wide as its buckets should be.
+func (l *ledger) countBetween(ctx context.Context, conn *pgx.Conn, lo, hi int64) ([]*bucket, error) {
+	var counted []*bucket
+	for _, part := range []struct{ lo, hi, width int64 }{{lo, min(hi, l.hotFrom), l.width}, {max(lo, l.hotFrom), hi, l.fine}} {
+		if part.lo >= part.hi {
+			continue
+		}
+		some, err := l.count.count(ctx, conn, part.lo, part.hi, part.width, l.series.intern)
+		if err != nil {
+			return nil, err
+		}
+		counted = append(counted, some...)
 	}
-	if l.backfill.initial {
-		l.book.replace(lo, hi, counted)
-	} else {
-		l.apply(r, lo, hi, counted)
-	}
-}
-
-func (l *ledger) filledAll() {
-	l.backfill.active = false
-	l.scrub.since = l.backfill.began
+	return counted, nil
 }

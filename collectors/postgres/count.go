@@ -52,26 +52,36 @@ func newCounter(t *Table) *counter {
 // literal writes a time as the column's type. The statement's text varies, so
 // that the planner sees the value and prunes partitions.
 func (c *counter) literal(t int64) string {
-	u := time.UnixMicro(t).UTC()
+	kind := "TIMESTAMP"
 	if c.zoned {
-		return u.Format("TIMESTAMPTZ '2006-01-02 15:04:05.000000+00'")
+		kind = "TIMESTAMPTZ"
 	}
-	return u.Format("TIMESTAMP '2006-01-02 15:04:05.000000'")
+	switch u := time.UnixMicro(max(t, firstTime)).UTC(); {
+	case t == minTime:
+		return kind + " '-infinity'"
+	case t > lastTime:
+		return kind + " 'infinity'"
+	case u.Year() <= 0:
+		return fmt.Sprintf("%s '%04d-%s+00 BC'", kind, 1-u.Year(), u.Format("01-02 15:04:05.000000"))
+	default:
+		return fmt.Sprintf("%s '%04d-%s+00'", kind, u.Year(), u.Format("01-02 15:04:05.000000"))
+	}
 }
 
-// The first and last second that literal can write; a bound beyond is none.
+// The first and last finite times of the ledger: those of PostgreSQL, but for
+// its last 29 years, which microseconds since 1970 cannot hold.
 var (
-	firstLiteral = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
-	lastLiteral  = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC).UnixMicro()
+	firstTime = floor(time.Date(-4712, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro(), 24*hour)
+	lastTime  = time.Date(294247, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 )
 
 // within is the condition lo <= time < hi.
 func (c *counter) within(lo, hi int64) string {
 	var conds []string
-	if lo > firstLiteral {
+	if lo > minTime {
 		conds = append(conds, c.at+" >= "+c.literal(lo))
 	}
-	if hi < lastLiteral {
+	if hi < maxTime {
 		conds = append(conds, c.at+" < "+c.literal(hi))
 	}
 	if len(conds) == 0 {
@@ -170,6 +180,9 @@ func micros(t pgtype.Timestamptz) int64 {
 		return maxTime
 	case pgtype.NegativeInfinity:
 		return minTime
+	}
+	if t.Time.Year() >= 294247 {
+		return lastTime
 	}
 	return t.Time.UnixMicro()
 }

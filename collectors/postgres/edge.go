@@ -26,7 +26,7 @@ func (l *ledger) countEdge(ctx context.Context, q *recounter) error {
 	}
 	start := top
 	if found && oldest < top {
-		start, _ = l.book.span(floor(oldest, l.t.fine), oldest+1)
+		start, _ = l.book.span(floor(oldest, l.fine), oldest+1)
 	}
 	if start > lo {
 		l.apply(q.reading, lo, start, nil)
@@ -40,7 +40,7 @@ func (l *ledger) countEdge(ctx context.Context, q *recounter) error {
 		known = known[:min(step, len(known))]
 		end := min(known[len(known)-1].hi, top)
 		rows := l.book.rows(start, end)
-		changes, err := q.replace(ctx, start, end, l.t.fine)
+		changes, err := q.replace(ctx, start, end, l.fine)
 		if err != nil {
 			return err
 		}
@@ -91,9 +91,12 @@ func (l *ledger) observeSeries(r *reading, series int32, lost []change) {
 		for ; i < len(l.book.buckets) && l.book.buckets[i].hi <= c.lo; i++ {
 			older += l.book.buckets[i].of(series).count
 		}
-		newest, atEnd := newestLost(c)
-		if !atEnd || older > int64(stragglers*float64(rows)) {
+		if older > int64(stragglers*float64(rows)) {
 			return
+		}
+		newest, atEnd := newestLost(c)
+		if !atEnd {
+			continue
 		}
 		clock := l.clock
 		if r.inside != nil {

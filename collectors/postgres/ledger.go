@@ -15,7 +15,7 @@ import (
 
 // tuning is the ledger's constants; tests make them small.
 type tuning struct {
-	fine   int64 // width of buckets where rows come and go
+	fine   int64 // width of buckets where rows come and go, at first
 	coarse int64 // width of buckets elsewhere, at first
 	// slack is how far behind the clock a new row may appear: the time between
 	// a transaction taking its start and the server showing it.
@@ -70,8 +70,11 @@ type ledger struct {
 	clock     int64
 	clockRead time.Time
 	// tailFrom is where the next tail begins. hotFrom is where fine buckets
-	// begin, below it; width is that of the buckets below hotFrom.
-	tailFrom, hotFrom, width int64
+	// begin, below it.
+	tailFrom, hotFrom int64
+	// fine is the width of buckets above hotFrom and at the pruned edge, and
+	// width that of the others, a multiple of it.
+	fine, width int64
 
 	backfill backfill
 	scrub    scrub
@@ -102,7 +105,7 @@ func newLedger(s *Store, t tuning) *ledger {
 func (l *ledger) reset() {
 	l.book = book{}
 	l.open = &openTransactions{slack: l.t.slack}
-	l.clock, l.tailFrom, l.hotFrom, l.width = 0, 0, 0, l.t.coarse
+	l.clock, l.tailFrom, l.hotFrom, l.fine, l.width = 0, 0, 0, l.t.fine, l.t.coarse
 	l.backfill = backfill{}
 	l.scrub = scrub{corrections: l.scrub.corrections}
 	l.tally = tally{}
@@ -290,24 +293,26 @@ func (q *recounter) recount(ctx context.Context, lo, hi int64) error {
 	}
 	lo, hi = floor(lo, q.width), min(ceil(hi, q.width), q.tailLo)
 	if f := &q.backfill; f.active {
-		if err := q.recountCovered(ctx, lo, min(hi, f.next)); err != nil {
+		if _, err := q.recountCovered(ctx, lo, min(hi, f.next)); err != nil {
 			return err
 		}
 		lo = max(lo, f.end)
 	}
-	return q.recountCovered(ctx, lo, hi)
+	_, err := q.recountCovered(ctx, lo, hi)
+	return err
 }
 
-func (q *recounter) recountCovered(ctx context.Context, lo, hi int64) error {
+// recountCovered counts a range as wide as its buckets should be.
+func (q *recounter) recountCovered(ctx context.Context, lo, hi int64) ([]change, error) {
 	if lo >= hi {
-		return nil
+		return nil, nil
 	}
 	lo, hi = q.book.span(lo, hi)
-	if _, err := q.replace(ctx, lo, min(hi, q.hotFrom), q.width); err != nil {
-		return err
+	counted, err := q.countBetween(ctx, q.conn, lo, hi)
+	if err != nil {
+		return nil, err
 	}
-	_, err := q.replace(ctx, max(lo, q.hotFrom), hi, q.t.fine)
-	return err
+	return q.apply(q.reading, lo, hi, counted), nil
 }
 
 // replace counts a range whose ends are borders of buckets and puts the result

@@ -29,6 +29,7 @@ type leafPass struct {
 	leaf   Leaf
 	cells  []cell // of the last complete pass
 	done   bool   // there was one
+	late   bool   // it came while we were looking: all in it is new
 	stats  leafStats
 	due    bool      // in this round
 	chunks []*bucket // of the pass that runs
@@ -114,14 +115,15 @@ func (l *ledger) meetLeaves(r *reading) {
 		leaves = []Leaf{{OID: t.OID, Schema: t.Schema, Name: t.Name, Readable: true}}
 	}
 	p := &l.pages
-	if p.leaves == nil {
+	late := p.leaves != nil
+	if !late {
 		p.leaves = map[uint32]*leafPass{}
 	}
 	current := map[uint32]bool{}
 	for _, leaf := range leaves {
 		current[leaf.OID] = true
 		if p.leaves[leaf.OID] == nil {
-			p.leaves[leaf.OID] = &leafPass{leaf: leaf, step: 256}
+			p.leaves[leaf.OID] = &leafPass{leaf: leaf, late: late, step: 256}
 		}
 	}
 	for oid, pass := range p.leaves {
@@ -170,7 +172,7 @@ func (l *ledger) countPages(ctx context.Context, conn *pgx.Conn, r *reading, pas
 		return nil
 	}
 	cells := merge(pass.chunks)
-	if pass.done {
+	if pass.done || pass.late {
 		l.note(r, diffSpan(minTime, pass.cells, cells))
 	}
 	pass.cells, pass.done, pass.due, pass.chunks = cells, true, false, nil

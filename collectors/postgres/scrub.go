@@ -41,7 +41,7 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 	}
 	for budget := l.t.scrubRows; (budget > 0 || s.fast) && !q.spent(); {
 		hi, rows := l.scrubRange(s.cursor, top)
-		changes, err := q.verifyRange(ctx, s.cursor, hi)
+		changes, err := q.recountCovered(ctx, s.cursor, hi)
 		if timedOut(err) {
 			// The transaction is over, and what it has counted stands. Dead
 			// rows nobody may remove yet can make a range slow: go past it.
@@ -73,20 +73,9 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 // scrubRange is the end of the next range to verify, and its known rows.
 func (l *ledger) scrubRange(lo, top int64) (hi, rows int64) {
 	for _, b := range l.book.between(lo, top) {
-		if rows += b.rows(); rows >= l.t.scrubRows && b.hi > firstLiteral {
+		if rows += b.rows(); rows >= l.t.scrubRows {
 			return min(ceil(b.hi, l.width), top), rows
 		}
 	}
 	return top, rows
-}
-
-// verifyRange counts a range as wide as its buckets should be.
-func (q *recounter) verifyRange(ctx context.Context, lo, hi int64) ([]change, error) {
-	lo, hi = q.book.span(lo, hi)
-	cold, err := q.replace(ctx, lo, min(hi, q.hotFrom), q.width)
-	if err != nil {
-		return nil, err
-	}
-	hot, err := q.replace(ctx, max(lo, q.hotFrom), hi, q.t.fine)
-	return append(cold, hot...), err
 }

@@ -49,17 +49,18 @@ type tally struct {
 	lastInserted, lastPruned [2]int64
 	// the excess of the server over the ledger that means nothing
 	baseInserted, basePruned int64
-	unset                    bool
 }
 
-// rebase takes the present difference as meaning nothing.
-func (t *tally) rebase() { t.unset = true }
+// rebase takes the present excess as meaning nothing.
+func (t *tally) rebase() {
+	t.baseInserted, t.basePruned = t.serverInserted-t.inserted, t.serverPruned-t.pruned
+}
 
 // excess says whether the server has seen more rows come or go than the
 // ledger.
 func (t *tally) excess(stats []leafStats) bool {
 	now := map[int64]leafStats{}
-	reset := t.leaves == nil || t.unset || len(stats) != len(t.leaves)
+	reset := t.leaves == nil || len(stats) != len(t.leaves)
 	for _, s := range stats {
 		now[s.oid] = s
 		was, ok := t.leaves[s.oid]
@@ -71,12 +72,12 @@ func (t *tally) excess(stats []leafStats) bool {
 		t.serverPruned += gone
 		t.serverInserted += s.live - was.live + gone
 	}
-	t.leaves, t.unset = now, false
+	t.leaves = now
 	t.lastInserted = [2]int64{t.inserted, t.lastInserted[0]}
 	t.lastPruned = [2]int64{t.pruned, t.lastPruned[0]}
 	inserted, pruned := t.serverInserted-t.inserted, t.serverPruned-t.pruned
 	if reset {
-		t.baseInserted, t.basePruned = inserted, pruned
+		t.rebase()
 		return false
 	}
 	if inserted > t.baseInserted+t.lastInserted[0]-t.lastInserted[1] || pruned > t.basePruned+t.lastPruned[0]-t.lastPruned[1] {
@@ -93,10 +94,10 @@ func (l *ledger) suspect(r *reading) {
 		r.reasons[ReasonStandby] = true
 		return
 	}
-	if l.backfill.active {
+	switch excess := l.tally.excess(r.stats); {
+	case l.backfill.active:
 		l.tally.rebase()
-	}
-	if l.tally.excess(r.stats) && !l.scrub.fast {
+	case excess && !l.scrub.fast:
 		l.scrub.hurry()
 	}
 }

@@ -13,38 +13,38 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 	first := l.clock == 0
 	from, behind := l.tailFrom, l.behind(r)
 	if first {
-		from = floor(behind, l.t.fine)
-		l.hotFrom = floor(from, l.width)
+		from = floor(behind, l.width)
+		l.hotFrom = from
 		l.backfill.begin(minTime, from, true)
 	} else if elapsed := q.began.Sub(l.clockRead).Microseconds(); r.inside.clock < l.clock+elapsed-second {
 		// The clock jumped back: rows since then carry times from before the
 		// last poll.
-		from = min(from, floor(behind-elapsed, l.t.fine))
+		from = min(from, floor(behind-elapsed, l.fine))
 	}
 	if behind-from > l.t.gap {
 		// Too much for one statement: what lies between is backfilled.
-		to := floor(behind, l.t.fine)
+		to := floor(behind, l.width)
 		if l.backfill.active {
 			from = min(from, l.backfill.next)
 		}
-		l.hotFrom = floor(to, l.width)
+		l.hotFrom = to
 		l.backfill.begin(floor(from, l.width), to, l.backfill.active && l.backfill.initial)
 		from = to
 	}
 	until := int64(maxTime)
-	if ahead := floor(r.before.clock+l.t.future, l.t.fine); ahead > from && l.book.rows(ahead, maxTime) > l.t.futureRows {
+	if ahead := floor(r.before.clock+l.t.future, l.fine); ahead > from && l.book.rows(ahead, maxTime) > l.t.futureRows {
 		until = ahead
 		r.reasons[ReasonFuture] = true
 	}
 	q.tailLo, q.tailHi = l.book.span(from, until)
 	if first {
-		counted, err := l.count.count(ctx, q.conn, q.tailLo, q.tailHi, l.t.fine, l.series.intern)
+		counted, err := l.count.count(ctx, q.conn, q.tailLo, q.tailHi, l.fine, l.series.intern)
 		if err == nil {
 			l.book.replace(q.tailLo, q.tailHi, counted) // it was there before we came
 		}
 		return err
 	}
-	_, err := q.replace(ctx, q.tailLo, q.tailHi, l.t.fine)
+	_, err := q.replace(ctx, q.tailLo, q.tailHi, l.fine)
 	return err
 }
 
@@ -61,14 +61,21 @@ func (l *ledger) behind(r *reading) int64 {
 // leaves behind becomes coarse.
 func (l *ledger) advance(r *reading) {
 	l.clock, l.clockRead = r.inside.clock, time.Now()
-	l.tailFrom = floor(l.behind(r), l.t.fine)
+	l.tailFrom = floor(l.behind(r), l.fine)
 	hot := floor(l.tailFrom, l.width)
 	l.book.coarsen(l.hotFrom, hot, l.width)
 	l.hotFrom = hot
+	l.bound()
+}
+
+// bound makes buckets wider until the book fits the memory it may have.
+func (l *ledger) bound() {
 	for l.book.size() > l.store.cfg.MaxCells && l.width < 24*hour {
-		l.width *= 2
-		l.hotFrom = floor(l.tailFrom, l.width)
+		l.fine, l.width = l.fine*2, l.width*2
+		l.hotFrom = floor(l.hotFrom, l.width)
+		l.backfill.widen(l.width)
 		l.book.coarsen(minTime, l.hotFrom, l.width)
+		l.book.coarsen(l.hotFrom, maxTime, l.fine)
 		l.store.log.Warn("the ledger's memory is at its bound: its buckets become coarser", "postgres.max-cells", l.store.cfg.MaxCells, "width", time.Duration(l.width)*time.Microsecond)
 	}
 }

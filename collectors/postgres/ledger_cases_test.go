@@ -1,0 +1,527 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A transaction that began minutes before it wrote commits into a minute that
+// was counted long ago. cases P3
+func TestLateTransactions(t *testing.T) {
+	t.Parallel()
+	for name, column := range map[string]string{"now()": "now()", "clock_timestamp()": "clock_timestamp()"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, Config{}, strings.Replace(runbookDDL, "now()", column, 1))
+			tuning := smallTuning()
+			tuning.scrubRows = 0
+			b.store.ledger = newLedger(b.store, tuning)
+			b.insert("g", "t", 50, time.Minute)
+			late := dial(t, b.dsn)
+			run(t, late, "BEGIN")
+			b.pollExact()
+			for n := range 4 {
+				time.Sleep(150 * time.Millisecond) // more than a bucket
+				b.insert("g", "t", 1, 0)
+				run(t, late, fmt.Sprintf(insertSQL, "", fmt.Sprintf("'g', 'late%d', 't', 0, 1", n)))
+				b.pollExact()
+			}
+			run(t, late, "COMMIT")
+			if s := b.pollExact().find("g", "t"); s.Rows != 58 || s.Inserted != 8 {
+				t.Errorf("%+v, want 58 rows, 8 inserted", s)
+			}
+		})
+	}
+}
+
+func TestPreparedTransactions(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	tuning := smallTuning()
+	tuning.scrubRows = 0
+	b.store.ledger = newLedger(b.store, tuning)
+	b.pollExact()
+	gid := "prepared " + b.dsn[strings.LastIndex(b.dsn, "/"):]
+	early, late := dial(t, b.dsn), dial(t, b.dsn)
+	run(t, early, "BEGIN") // open at a poll before it is prepared
+	b.pollExact()
+	time.Sleep(150 * time.Millisecond)
+	run(t, early, fmt.Sprintf(insertSQL, "", "'g', 'early', 't', 0, 1"))
+	run(t, early, fmt.Sprintf("PREPARE TRANSACTION '%s early'", gid))
+	run(t, late, "BEGIN") // begun and prepared between two polls
+	run(t, late, fmt.Sprintf(insertSQL, "", "'g', 'late', 't', 0, 1"))
+	run(t, late, fmt.Sprintf("PREPARE TRANSACTION '%s late'", gid))
+	for range 3 {
+		m := b.pollExact()
+		if !slices.Contains(m.Inexact, ReasonPrepared) {
+			t.Errorf("reasons %v, want prepared_transactions", m.Inexact)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	b.exec(fmt.Sprintf("COMMIT PREPARED '%s early'", gid))
+	if n := b.pollExact().Rows(); n != 1 {
+		t.Errorf("%d rows, want 1", n)
+	}
+	// One that a new exporter finds prepared.
+	b.store.ledger = newLedger(b.store, smallTuning())
+	b.pollExact()
+	time.Sleep(150 * time.Millisecond)
+	b.exec(fmt.Sprintf("COMMIT PREPARED '%s late'", gid))
+	m := b.pollExact()
+	if m.Rows() != 2 || len(m.Inexact) != 0 {
+		t.Errorf("%d rows, %v, want 2 and no reason left", m.Rows(), m.Inexact)
+	}
+}
+
+// What only the scrub can find is betrayed by the server's tally, found by a
+// fast round, and counted as corrections.
+func TestScrubFindsWhatOthersMiss(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	tuning := smallTuning()
+	b.store.ledger = newLedger(b.store, tuning)
+	for n := range 300 {
+		b.insert("g", "t", 1, time.Duration(10+n)*time.Second)
+	}
+	flush := func() { b.exec("SELECT pg_stat_force_next_flush()"); b.exec("SELECT 1") }
+	flush()
+	b.pollExact()
+	b.pollExact()
+	slow := b.pollExact()
+	if slow.Corrections != 0 {
+		t.Fatalf("%d corrections of an untouched table", slow.Corrections)
+	}
+	b.exec("DELETE FROM processed_events WHERE event_id IN ('e150', 'e151', 'e152')")
+	flush()
+	m := b.pollExact()
+	if m.Corrections != 3 {
+		t.Errorf("%d corrections, want 3", m.Corrections)
+	}
+	if s := m.find("g", "t"); s.Pruned != 3 || s.Pruning {
+		t.Errorf("a deletion in the middle: %+v, want 3 pruned and no pruning observed", s)
+	}
+	b.insert("g", "t", 4, 100*time.Second)
+	flush()
+	if m := b.pollExact(); m.Corrections != 7 || m.find("g", "t").Inserted != 4 {
+		t.Errorf("back-dated: %d corrections, %+v, want 7", m.Corrections, m.find("g", "t"))
+	}
+	b.exec("UPDATE processed_events SET processed_at = processed_at - interval '30 seconds' WHERE event_id IN ('e100')")
+	began := time.Now() // an update is not in the tally: the slow round finds it
+	for n := 0; !b.store.ledger.scrub.since.After(began); n++ {
+		if b.poll(); n > 200 {
+			t.Fatal("the scrub does not come round")
+		}
+	}
+	b.pollExact()
+}
+
+func TestObservedRetention(t *testing.T) {
+	t.Parallel()
+	day := 24 * time.Hour
+	b := newBench(t, Config{}, runbookDDL)
+	for h := range 9 * 24 {
+		b.insert("g", "t", 2, time.Duration(h)*time.Hour+time.Minute)
+		b.insert("other", "t", 1, time.Duration(h)*time.Hour+time.Minute)
+	}
+	b.pollExact()
+	b.exec("DELETE FROM processed_events WHERE processed_at BETWEEN now() - interval '5 days' AND now() - interval '4 days'")
+	m := b.pollExact()
+	if s := m.find("g", "t"); s.Pruning || s.Pruned != 48 {
+		t.Errorf("a day in the middle: %+v, want 48 gone and no pruning observed", s)
+	}
+	b.exec("DELETE FROM processed_events WHERE consumer_group = 'g' AND processed_at < now() - interval '8 days'")
+	m = b.pollExact()
+	near(t, "observed retention", m.find("g", "t").ObservedRetention, 8*day+time.Minute, 10*time.Second)
+	if s := m.find("other", "t"); s.Pruning {
+		t.Errorf("the other group: %+v, want no pruning observed", s)
+	}
+	// Pruned at 3 days but for one old straggler, which must not hide it.
+	b.exec(`DELETE FROM processed_events WHERE consumer_group = 'g' AND processed_at < now() - interval '3 days'
+	  AND event_id <> (SELECT event_id FROM processed_events WHERE consumer_group = 'g' ORDER BY processed_at LIMIT 1)`)
+	m = b.pollExact()
+	near(t, "observed retention beside a straggler", m.find("g", "t").ObservedRetention, 3*day+time.Minute, 10*time.Second)
+	near(t, "oldest age", m.Age(m.find("g", "t").Oldest, m.ReadAt), 8*day-59*time.Minute, 10*time.Second)
+}
+
+func TestPrunedOffsets(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	for n := range 100 {
+		b.exec(`INSERT INTO processed_events VALUES ('g', $1, 't', $2, $3, now() - interval '1 hour' + $4 * interval '10 seconds')`,
+			fmt.Sprintf("e%d", n), n%2, 1000+n/2, n)
+	}
+	b.pollExact()
+	b.exec(`DELETE FROM processed_events WHERE event_id = ANY (SELECT 'e' || generate_series(0, 40))`)
+	m := b.pollExact()
+	got := m.find("g", "t").PrunedOffsets
+	if len(got) != 2 || got[0].Offset != 1020 || got[1].Offset != 1019 {
+		t.Errorf("%+v, want partition 0 up to 1020 and 1 up to 1019", got)
+	}
+	b.exec(`DELETE FROM processed_events WHERE "offset" BETWEEN 1035 AND 1039`)
+	if again := b.pollExact().find("g", "t").PrunedOffsets; again[0].Offset != 1020 {
+		t.Errorf("%+v after a deletion in the middle, want 1020 still", again)
+	}
+}
+
+func TestColumnTypes(t *testing.T) {
+	t.Parallel()
+	for name, ddl := range map[string]string{
+		"uuid":   `CREATE TABLE processed_events (consumer_group uuid, event_id uuid, topic varchar(20), partition smallint, "offset" int, processed_at timestamp NOT NULL DEFAULT now())`,
+		"bigint": `CREATE TABLE processed_events (consumer_group bigint, event_id bigint, processed_at timestamptz(0) NOT NULL DEFAULT now())`,
+		"little": `CREATE TABLE processed_events (processed_at timestamptz DEFAULT now())`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, Config{}, ddl, "CREATE INDEX ON processed_events (processed_at)")
+			insert := map[string]string{
+				"uuid":   `INSERT INTO processed_events SELECT '7d444840-9dc0-11d1-b245-5ffdce74fad2', gen_random_uuid(), 't', 1, i, now() - i * interval '1 minute' FROM generate_series(0, 99) i`,
+				"bigint": `INSERT INTO processed_events SELECT 7, i, now() - i * interval '1 minute' FROM generate_series(0, 99) i`,
+				"little": `INSERT INTO processed_events SELECT now() - i * interval '1 minute' FROM generate_series(0, 99) i UNION ALL SELECT NULL`,
+			}[name]
+			b.exec(insert)
+			m := b.poll()
+			if m.Rows() != 100 || len(m.Series) != 1 || len(m.problems) != 0 {
+				t.Errorf("%d rows in %v, problems %v: want 100 in one series", m.Rows(), m.Series, m.problems)
+			}
+			b.exec("DELETE FROM processed_events WHERE processed_at < now() - interval '1 hour'")
+			if n := b.poll().Rows(); n > 61 || n < 59 {
+				t.Errorf("%d rows left, want 60", n)
+			}
+		})
+	}
+}
+
+func TestUnusableColumns(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, `CREATE TABLE processed_events (consumer_group text, topic text, partition text, "offset" bigint, processed_at timestamptz, at text)`, "CREATE INDEX ON processed_events (processed_at)")
+	m := b.poll()
+	if len(m.problems) != 1 || m.problems[0].Kind != "malformed" || !strings.Contains(m.problems[0].Err.Error(), "postgres.column.partition") {
+		t.Errorf("problems %v, want partition of type text named", m.problems)
+	}
+	wantError(t, newStore(t, Config{DSN: b.dsn, Columns: Columns{ProcessedAt: "at"}}), "malformed", `"at"`, "timestamp", "postgres.column.processed-at")
+	wantError(t, newStore(t, Config{DSN: b.dsn, Columns: Columns{ProcessedAt: "nope"}}), "missing", `"nope"`, "consumer_group, topic", "postgres.column.processed-at")
+	m, err := pollOnce(t, newStore(t, Config{DSN: b.dsn, Columns: Columns{Topic: "subject"}}))
+	if err != nil || len(m.problems) == 0 || m.problems[0].Kind != "missing" {
+		t.Errorf("%v %v, want the missing topic column named", m, err)
+	}
+}
+
+func TestTimesBeyondReason(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	b.insert("g", "t", 5, time.Hour)
+	for n, at := range []string{"infinity", "-infinity", "0044-03-15 BC", "0001-01-01", "9999-12-31 23:59:59", "20000-01-01", "1969-12-31 23:59:59.5"} {
+		b.exec(fmt.Sprintf(insertSQL, ", processed_at", fmt.Sprintf("'g', 'x%d', 't', 0, 1, '%s'", n, at)))
+	}
+	for range 3 {
+		if m := b.poll(); m.Rows() != 12 {
+			t.Fatalf("%d rows, want 12", m.Rows())
+		}
+	}
+	b.exec("DELETE FROM processed_events WHERE event_id LIKE 'x%' AND processed_at < now()")
+	b.exec("SELECT pg_stat_force_next_flush()")
+	b.exec("SELECT 1")
+	b.poll()
+	if m := b.poll(); m.Rows() != 8 {
+		t.Errorf("%d rows, want 8", m.Rows())
+	}
+}
+
+func TestManyFutureRows(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	tuning := defaultTuning()
+	tuning.futureRows, tuning.scrubRows = 50, 40
+	b.store.ledger = newLedger(b.store, tuning)
+	b.insert("g", "t", 100, -2*time.Hour)
+	m := b.pollExact()
+	if len(m.Inexact) != 0 {
+		t.Errorf("reasons %v at the first poll", m.Inexact)
+	}
+	m = b.pollExact()
+	if !slices.Contains(m.Inexact, ReasonFuture) {
+		t.Errorf("reasons %v, want future_rows", m.Inexact)
+	}
+	s := m.find("g", "t")
+	near(t, "newest age", m.Age(s.Newest, m.ReadAt), -2*time.Hour, 10*time.Second)
+	b.insert("g", "t", 100, -2*time.Hour)
+	for range 20 {
+		b.poll()
+	}
+	b.pollExact()
+}
+
+func TestTheServersClockJumps(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	tuning := defaultTuning()
+	tuning.scrubRows = 0
+	b.store.ledger = newLedger(b.store, tuning)
+	b.insert("g", "t", 100, time.Minute)
+	b.pollExact()
+	l := b.store.ledger
+	for name, jump := range map[string]int64{"back a minute": minute, "back an hour": hour, "ahead an hour": -hour} {
+		// As if the polls so far had been made by a clock that was off.
+		l.clock += jump
+		l.tailFrom += jump
+		l.open.read += jump
+		b.insert("g", "t", 10, 0)
+		b.pollExact()
+		b.insert("g", "t", 10, 0)
+		b.pollExact()
+		if t.Failed() {
+			t.Fatal(name)
+		}
+	}
+}
+
+func TestALongAbsenceIsBackfilled(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	tuning := defaultTuning()
+	tuning.scrubRows = 0
+	b.store.ledger = newLedger(b.store, tuning)
+	b.insert("g", "t", 100, 3*time.Hour)
+	b.pollExact()
+	l := b.store.ledger
+	// As if the last poll had been two hours ago.
+	l.clock -= 2 * hour
+	l.tailFrom -= 2 * hour
+	l.clockRead = l.clockRead.Add(-2 * time.Hour)
+	for age := range 12 {
+		b.insert("g", "t", 10, time.Duration(age*10)*time.Minute)
+	}
+	if s := b.pollExact().find("g", "t"); s.Inserted != 120 {
+		t.Errorf("%+v, want 120 inserted", s)
+	}
+	b.pollExact()
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{MaxCells: 400}, runbookDDL)
+	b.exec(`INSERT INTO processed_events SELECT 'g' || i % 3, 'e' || i, 't', i % 4, i, now() - i * interval '40 seconds' FROM generate_series(1, 5000) i`)
+	b.ids = 5000
+	for range 3 {
+		m := b.pollExact()
+		if m.Cells > 400 {
+			t.Errorf("%d cells, want at most 400", m.Cells)
+		}
+		b.exec(`DELETE FROM processed_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM processed_events ORDER BY processed_at LIMIT 700))`)
+		b.insert("g0", "t", 10, 0)
+	}
+	b.pollExact()
+	if w := b.store.ledger.width; w <= minute {
+		t.Errorf("buckets of %s: they were never widened", time.Duration(w)*time.Microsecond)
+	}
+}
+
+// The backfill takes several polls; meanwhile ages are known, counts are not,
+// and rows come, go and appear late.
+func TestBackfillOverSeveralPolls(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{Database: "db"}, runbookDDL)
+	b.exec(`INSERT INTO processed_events SELECT 'g' || i % 2, 'e' || i, 't', i % 4, i, now() - i * interval '3 seconds' FROM generate_series(1, 2400) i`)
+	b.ids = 2400
+	tuning := defaultTuning()
+	tuning.share, tuning.chunk, tuning.scrubRows = 0.0002, time.Nanosecond, 0 // a few small chunks a poll
+	b.store.ledger = newLedger(b.store, tuning)
+	late := dial(t, b.dsn)
+	run(t, late, "BEGIN")
+	run(t, late, fmt.Sprintf(insertSQL, "", "'g0', 'late', 't', 0, 1"))
+	rng, last, polls := rand.New(rand.NewPCG(1, 2)), -1.0, 0
+	for ; polls < 2000; polls++ {
+		m := b.poll()
+		if m.Ready {
+			break
+		}
+		if m.Progress < last {
+			t.Errorf("progress went from %v to %v", last, m.Progress)
+		}
+		last = m.Progress
+		p := b.page(m, m.ReadAt)
+		if _, there := p["processed_events_row_count consumer_group=g0 database=db topic=t"]; there {
+			t.Fatal("a count before the backfill is complete")
+		}
+		if polls == 3 {
+			if _, there := p["processed_events_oldest_age_seconds consumer_group=g0 database=db topic=t"]; !there {
+				t.Error("no age while the backfill runs")
+			}
+		}
+		switch rng.IntN(12) {
+		case 0:
+			b.insert("g0", "t", 5, 0)
+		case 1:
+			b.exec(`DELETE FROM processed_events WHERE ctid = ANY (ARRAY(SELECT ctid FROM processed_events ORDER BY processed_at LIMIT 100))`)
+		case 2:
+			if late != nil {
+				run(t, late, "COMMIT")
+				late = nil
+			}
+		}
+	}
+	t.Logf("ready after %d polls", polls)
+	if polls < 10 {
+		t.Errorf("ready after %d polls: nothing was tested", polls)
+	}
+	b.pollExact()
+}
+
+func TestNoIndexOnTheTime(t *testing.T) {
+	t.Parallel()
+	ddl, _, _ := strings.Cut(runbookDDL, ";")
+	b := newBench(t, Config{}, ddl, "CREATE INDEX half ON processed_events (processed_at) WHERE partition = 1", "CREATE INDEX late ON processed_events (topic, processed_at)")
+	b.insert("g", "t", 20_000, 9*24*time.Hour)
+	b.insert("g", "u", 1000, time.Hour)
+	l := b.store.ledger
+	l.t.duty = 1e9 // as if time enough had passed between two polls
+	m := b.poll()
+	if !slices.Equal(m.Inexact, []Reason{ReasonNoIndex}) || !m.Ready || m.find("g", "t").Rows != 20_000 || m.find("g", "u").Rows != 1000 {
+		t.Fatalf("%+v", m)
+	}
+	b.insert("g", "u", 50, 0)
+	b.exec("DELETE FROM processed_events WHERE processed_at < now() - interval '8 days'")
+	b.exec("SELECT pg_stat_force_next_flush()")
+	b.exec("SELECT 1")
+	m = b.poll()
+	if s := m.find("g", "t"); s.Rows != 0 || s.Pruned != 20_000 || !s.Pruning {
+		t.Errorf("%+v, want all pruned", s)
+	}
+	if s := m.find("g", "u"); s.Rows != 1050 || s.Inserted != 50 {
+		t.Errorf("%+v, want 1050 rows, 50 inserted", s)
+	}
+	// The table is not read again before its share of the time is over.
+	l.t.duty = 1e-9
+	l.pages.next = time.Time{}
+	b.insert("g", "u", 50, 0)
+	b.exec("SELECT pg_stat_force_next_flush()")
+	b.exec("SELECT 1")
+	b.poll()
+	b.insert("g", "u", 50, 0)
+	before := b.read()
+	for range 5 {
+		m = b.poll()
+	}
+	if after := b.read(); after != before {
+		t.Errorf("%d blocks of the table were read by polls out of turn", after-before)
+	}
+	if n := m.find("g", "u").Rows; n != 1100 {
+		t.Errorf("%d rows, want the 1100 of the last round", n)
+	}
+	// The hint is taken.
+	b.exec("CREATE INDEX ON processed_events (processed_at)")
+	if m := b.pollExact(); m.find("g", "u").Rows != 1150 || len(m.Inexact) != 0 {
+		t.Errorf("with the index: %+v", m)
+	}
+}
+
+// read is how many blocks of the table have been asked for.
+func (b *bench) read() (n int64) {
+	b.Helper()
+	if err := b.conn.QueryRow(b.Context(), "SELECT heap_blks_hit + heap_blks_read FROM pg_statio_user_tables WHERE relname = 'processed_events'").Scan(&n); err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// The runbook's day partitions have no topic column and no index on the time.
+func TestRunbooksDayPartitions(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, `CREATE TABLE processed_events (
+    consumer_group text NOT NULL,
+    event_id       text NOT NULL,
+    processed_at   timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer_group, event_id, processed_at)
+) PARTITION BY RANGE (processed_at)`)
+	day := func(back int) string { return fmt.Sprintf("date_trunc('day', now()) - interval '%d days'", back) }
+	create := func(back int) {
+		b.exec(fmt.Sprintf(`DO $$ BEGIN EXECUTE format('CREATE TABLE day_%d PARTITION OF processed_events FOR VALUES FROM (%%L) TO (%%L)', %s, %s); END $$`, back+100, day(back), day(back-1)))
+		b.exec(fmt.Sprintf(`INSERT INTO processed_events SELECT 'g', 'd%d-' || i, %s + i * interval '1 minute' FROM generate_series(1, 100) i`, back, day(back)))
+	}
+	for back := range 9 {
+		create(back)
+	}
+	b.store.ledger.t.duty = 1e9
+	m := b.poll()
+	if s := m.find("g", ""); s.Rows != 900 || len(m.Series) != 1 || !m.Ready {
+		t.Fatalf("%+v", m)
+	}
+	if m.Table.UniqueOn("consumer_group", "event_id") || m.Table.PartitionedBy != "RANGE (processed_at)" {
+		t.Errorf("the table is said to be unique by event, partitioned by %q", m.Table.PartitionedBy)
+	}
+	b.exec("DROP TABLE day_108")
+	create(-1)
+	m = b.poll()
+	s := m.find("g", "")
+	if s.Rows != 900 || s.Pruned != 100 || s.Inserted != 100 || !s.Pruning {
+		t.Errorf("after a drop and a creation: %+v", s)
+	}
+	if s.ObservedRetention < 7*24*time.Hour || s.ObservedRetention > 9*24*time.Hour {
+		t.Errorf("observed retention %s", s.ObservedRetention)
+	}
+	// With the index that the hint names, everything is exact.
+	b.exec("CREATE INDEX ON processed_events (processed_at)")
+	b.pollExact()
+	b.exec("DROP TABLE day_107")
+	create(-2)
+	m = b.pollExact()
+	if s := m.find("g", ""); s.Pruned != 200 || len(m.Inexact) != 0 {
+		t.Errorf("with the index: %+v %v", s, m.Inexact)
+	}
+}
+
+// DROP of a partition waits for no poll for long. case P2
+func TestDropOfAPartitionIsNotDelayed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, `CREATE TABLE processed_events (consumer_group text NOT NULL, event_id text NOT NULL, processed_at timestamptz NOT NULL DEFAULT now())
+	  PARTITION BY RANGE (processed_at)`, "CREATE INDEX ON processed_events (processed_at)")
+	for back := range 8 {
+		b.exec(fmt.Sprintf(`DO $$ BEGIN EXECUTE format('CREATE TABLE day_%[1]d PARTITION OF processed_events FOR VALUES FROM (%%L) TO (%%L)', date_trunc('day', now()) - interval '%[1]d days', date_trunc('day', now()) - interval '%[1]d days' + interval '1 day'); END $$`, back))
+		b.exec(fmt.Sprintf(`INSERT INTO processed_events SELECT 'g', 'd%[1]d-' || i, date_trunc('day', now()) - interval '%[1]d days' + i * interval '1 second' FROM generate_series(1, 20000) i`, back))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			// A poll may meet a partition that is just gone: the next is right.
+			_, _ = b.store.ledger.Poll(ctx)
+		}
+	}()
+	dropper := dial(t, b.dsn)
+	longest := time.Duration(0)
+	for back := 7; back > 0; back-- {
+		began := time.Now()
+		run(t, dropper, fmt.Sprintf("DROP TABLE day_%d", back))
+		longest = max(longest, time.Since(began))
+		time.Sleep(50 * time.Millisecond)
+	}
+	cancel()
+	<-done
+	t.Logf("longest DROP %s", longest)
+	if longest > time.Second {
+		t.Errorf("DROP of a partition took %s", longest)
+	}
+	if n := b.pollExact().Rows(); n != 20_000 {
+		t.Errorf("%d rows, want 20000", n)
+	}
+}
+
+// A cursor over one table must not survive to its successor of the same name.
+func TestTableReplaced(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	b.insert("g", "t", 100, time.Hour)
+	b.pollExact()
+	b.exec("DROP TABLE processed_events")
+	b.exec(runbookDDL)
+	b.insert("g", "t", 7, 2*time.Hour)
+	if s := b.pollExact().find("g", "t"); s.Rows != 7 || s.Pruned != 0 {
+		t.Errorf("%+v, want 7 rows and nothing pruned", s)
+	}
+}
