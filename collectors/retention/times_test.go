@@ -1,0 +1,165 @@
+package retention
+
+import (
+	"testing"
+	"time"
+
+	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/postgres"
+)
+
+// timeWorld is a table without offsets. The log has a record a minute.
+func timeWorld(t *testing.T, change ...func(*Options)) *world {
+	w := newWorld(t, change...)
+	w.offsets = false
+	return w
+}
+
+// byTime is a series whose oldest marker and newest pruned one are of the given
+// ages; 0: none.
+func byTime(w *world, group, topic string, rows int64, oldest, pruned time.Duration) postgres.Series {
+	s := postgres.Series{Group: group, Topic: topic, Counted: true, Rows: rows}
+	if oldest > 0 {
+		s.Oldest = column(w.now.Add(-oldest))
+	}
+	if pruned > 0 {
+		s.Pruning, s.ObservedRetention = true, pruned
+	}
+	return s
+}
+
+// A week of records, a minute apart.
+const week = 7 * 24 * 60
+
+func weekOfRecords(w *world) {
+	w.partition("t", 0, 1000, 1000+week, w.now.Add(-7*day))
+	w.commit("g", "t", 1000+week)
+}
+
+func TestByTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		rows           int64
+		oldest, pruned time.Duration
+		want           string
+	}{
+		"markers reach back beyond the log":        {8 * 24 * 60, 8 * day, 0, "g db 0 t 0"},
+		"pruned, and beyond the log":               {8 * 24 * 60, 8 * day, 8*day + time.Minute, "g db 0 t 0"},
+		"no pruning seen, younger than the log":    {3 * 24 * 60, 3 * day, 0, ""},
+		"one old straggler proves nothing":         {3*24*60 + 1, 8 * day, 0, ""},
+		"a straggler, but pruning was seen":        {3*24*60 + 1, 9 * day, 3 * day, "g db 0 t 5759"},
+		"pruned at 3 days":                         {3 * 24 * 60, 3 * day, 3 * day, "g db 0 t 5759"},
+		"too close in time to tell":                {week, 7 * day, 7*day - 30*time.Second, ""},
+		"lag: as many markers as records are left": {week, 3 * day, 3 * day, ""},
+		"lag: some of them are":                    {week - 100, 3 * day, 3 * day, "g db 0 t 100"},
+		"no markers at all, and never any":         {0, 0, 0, ""},
+	} {
+		w := timeWorld(t)
+		weekOfRecords(w)
+		// Seen by an exporter that has been there from the start.
+		w.now = w.now.Add(-20 * day)
+		if c.oldest > 0 {
+			w.table(byTime(w, "g", "t", 1, time.Hour, 0))
+			w.commit("g", "t", 0)
+			w.poll()
+		}
+		w.now = w.now.Add(20 * day)
+		w.commit("g", "t", 1000+week)
+		w.table(byTime(w, "g", "t", c.rows, c.oldest, c.pruned))
+		s := w.poll()
+		if got := values(s); got != c.want {
+			t.Errorf("%s: %q, want %q (%+v)", name, got, c.want, *s.Series[0].Partitions[0])
+		}
+		if s.Series[0].Exact {
+			t.Errorf("%s: called exact", name)
+		}
+	}
+}
+
+// A restart: what the exporter has not seen handled is unknown, and a group that
+// began at latest is not exposed by what it never handled.
+func TestByTimeAfterARestart(t *testing.T) {
+	w := timeWorld(t)
+	weekOfRecords(w)
+	w.table(byTime(w, "g", "t", 3*24*60, 3*day, 0))
+	w.want(w.poll())
+	// An hour later an hour's markers are gone: those are known, the rest is not.
+	w.now = w.now.Add(time.Hour)
+	w.table(byTime(w, "g", "t", 3*24*60-60, 3*day, 3*day))
+	s := w.poll()
+	w.want(s, "g db 0 t 58")
+	if p := s.Series[0].Partitions[0]; p.Unseen < 4*24*60-2 {
+		t.Errorf("%d unseen, want about four days of records", p.Unseen)
+	}
+}
+
+// After a replay the records have new markers, whatever their timestamps say.
+func TestByTimeAfterAReplay(t *testing.T) {
+	w := timeWorld(t)
+	weekOfRecords(w)
+	w.table(byTime(w, "g", "t", 8*24*60, 8*day, 0))
+	w.poll()
+	w.table(byTime(w, "g", "t", 3*24*60, 3*day, 3*day))
+	w.want(w.poll(), "g db 0 t 5759")
+	w.commit("g", "t", 1000)
+	w.want(w.poll(), "g db 0 t 0")
+	w.commit("g", "t", 1000+week)
+	// Half of the new markers are not counted yet: still no false alarm.
+	w.table(byTime(w, "g", "t", 5*24*60, 3*day, 3*day))
+	w.want(w.poll(), "g db 0 t 0")
+	w.table(byTime(w, "g", "t", week, 3*day, 3*day))
+	w.want(w.poll(), "g db 0 t 0")
+}
+
+// case: producers with wrong clocks. The future hides records and is no zero;
+// the past is never counted while markers are left for every record.
+func TestByTimeWithWrongClocks(t *testing.T) {
+	w := timeWorld(t)
+	w.partition("t", 0, 0, 1000, t0.Add(365*day))
+	w.commit("g", "t", 1000)
+	w.table(byTime(w, "g", "t", 1000, 8*day, 3*day))
+	w.want(w.poll())
+	w.partition("t", 0, 0, 1000, t0.Add(-365*day))
+	w.want(w.poll())
+}
+
+// Without a topic column, pruning is seen for the group; of each topic only
+// what it has handled since counts.
+func TestByTimeWithoutTopics(t *testing.T) {
+	w := timeWorld(t)
+	w.partition("t", 0, 0, week, t0.Add(-7*day))
+	w.partition("u", 0, 0, week, t0.Add(-7*day))
+	w.commit("g", "t", week)
+	w.commit("g", "u", week)
+	topicless := func(rows int64, pruned time.Duration) {
+		m := w.table(byTime(w, "g", "", rows, 3*day, pruned))
+		m.Table.Has.Topic = ""
+	}
+	topicless(2*3*24*60, 0)
+	w.want(w.poll())
+	w.partition("t", 0, 0, 2*week, t0.Add(-7*day))
+	w.commit("g", "t", 2*week)
+	w.now = w.now.Add(7 * day)
+	topicless(3*24*60, 3*day)
+	w.want(w.poll(), "g db 0 t 5759")
+}
+
+func TestByTimeAsksOnceForManyGroups(t *testing.T) {
+	w := timeWorld(t)
+	weekOfRecords(w)
+	for _, g := range []string{"g", "h", "i"} {
+		w.commit(g, "t", 1000+week)
+	}
+	table := func(rows int64, pruned time.Duration) {
+		w.table(byTime(w, "g", "t", rows, 8*day, pruned), byTime(w, "h", "t", rows, 8*day, pruned), byTime(w, "i", "t", rows, 8*day, pruned))
+	}
+	table(8*24*60, 0)
+	w.poll()
+	table(3*24*60, 3*day)
+	w.log.asked = 0
+	w.want(w.poll(), "g db 0 t 5759", "h db 0 t 5759", "i db 0 t 5759")
+	if w.log.asked != 2 {
+		t.Errorf("%d rounds, want 2: the same two times for all", w.log.asked)
+	}
+	w.topics = &kafka.Topics{Topics: map[string]*kafka.Topic{}}
+	w.want(w.poll())
+}
