@@ -16,14 +16,26 @@ import (
 	"oncewatch/reference-consumer/payments"
 )
 
-// The past that the demo starts with: as much as a table and a topic that have
-// been in use for longer than both keep.
-const (
-	historyMarkers = 9 * 24 * time.Hour
-	historyTopic   = 7 * 24 * time.Hour
-	historyEvery   = 15 * time.Second
-	accountCount   = 1000
-)
+// History is the past a stack starts with.
+type History struct {
+	// Markers is how far back the table goes, Topic how far the topic still
+	// does. Events are Every apart.
+	Markers, Topic, Every time.Duration
+	// EdgeEvery is how far apart the events are that the pruner meets within
+	// Edge from the start: there they must be as dense as the live ones, or
+	// the table would grow. 0: as the others.
+	EdgeEvery, Edge time.Duration
+	// Idle is a time without events, between the two ages.
+	Idle [2]time.Duration
+}
+
+const accountCount = 1000
+
+// Days is as much as a table and a topic have that have been in use for longer
+// than both keep.
+func Days() History {
+	return History{Markers: 9 * 24 * time.Hour, Topic: 7 * 24 * time.Hour, Every: 15 * time.Second}
+}
 
 // past is one event of the history. Its place in the topic follows from its
 // number, so that markers carry the offsets the broker gave.
@@ -36,17 +48,24 @@ type past struct {
 	offset    int64
 }
 
-func history(now time.Time) []past {
-	n := int(historyMarkers / historyEvery)
-	events := make([]past, n)
-	for i := range events {
-		at := now.Add(-historyMarkers + time.Duration(i)*historyEvery).Truncate(time.Microsecond)
-		events[i] = past{
-			id: idAt(at), at: at,
-			// One account, one partition, as the producer does it.
-			account: "acct_" + strconv.Itoa(i%accountCount), amount: int64(100 + i%9000),
-			partition: int32(i % partitionCount), offset: int64(i / partitionCount),
+func (h History) events(now time.Time) []past {
+	var events []past
+	for age := h.Markers; age > 0 && h.Every > 0; {
+		step := h.Every
+		if h.EdgeEvery > 0 && age <= markerRetention && age > markerRetention-h.Edge {
+			step = h.EdgeEvery
 		}
+		if age > h.Idle[0] || age <= h.Idle[1] {
+			i := len(events)
+			at := now.Add(-age).Truncate(time.Microsecond)
+			events = append(events, past{
+				id: idAt(at), at: at,
+				// One account, one partition, as the producer does it.
+				account: "acct_" + strconv.Itoa(i%accountCount), amount: int64(100 + i%9000),
+				partition: int32(i % partitionCount), offset: int64(i / partitionCount),
+			})
+		}
+		age -= step
 	}
 	return events
 }
@@ -62,7 +81,7 @@ func idAt(t time.Time) string {
 
 // writeTopic publishes the history with its own timestamps, deletes what the
 // broker's retention would have deleted, and commits the group past all of it.
-func writeTopic(ctx context.Context, opts []kgo.Opt, events []past, now time.Time) error {
+func (h History) writeTopic(ctx context.Context, opts []kgo.Opt, events []past, now time.Time) error {
 	client, err := kgo.NewClient(append([]kgo.Opt{
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerBatchMaxBytes(512 << 10),
@@ -90,7 +109,7 @@ func writeTopic(ctx context.Context, opts []kgo.Opt, events []past, now time.Tim
 	start, end := kadm.Offsets{}, kadm.Offsets{}
 	for _, e := range events {
 		end.AddOffset(Topic, e.partition, e.offset+1, -1)
-		if e.at.Before(now.Add(-historyTopic)) {
+		if e.at.Before(now.Add(-h.Topic)) {
 			start.AddOffset(Topic, e.partition, e.offset+1, -1)
 		}
 	}
@@ -141,10 +160,6 @@ func writeTables(ctx context.Context, dsn string, events []past) error {
 	})
 	if err != nil {
 		return fmt.Errorf("write the history: %w", err)
-	}
-	// The audit looks for effects without a marker by time.
-	if _, err := conn.Exec(ctx, "CREATE INDEX ON ledger_entries (created_at)"); err != nil {
-		return fmt.Errorf("index the effects: %w", err)
 	}
 	if _, err := conn.Exec(ctx, "ANALYZE processed_events, ledger_entries, accounts"); err != nil {
 		return fmt.Errorf("analyze the history: %w", err)

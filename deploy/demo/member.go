@@ -1,0 +1,218 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/reference-consumer/payments"
+	"oncewatch/reference-consumer/stream"
+)
+
+// member is a place for one consumer of the group: a process that is started,
+// stopped and killed, and keeps its address.
+type member struct {
+	s       *Stack
+	first   bool
+	address string
+	// unscraped keeps its metrics from being read.
+	unscraped atomic.Bool
+
+	part *part
+	mu   sync.Mutex
+	// kill ends the process that runs as SIGKILL does.
+	kill func()
+}
+
+func newMember(ctx context.Context, s *Stack, address string) (*member, error) {
+	l, err := listen(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	address = l.Addr().String()
+	// Nothing is served while no process runs: the port is given back, and
+	// taken again by the next one.
+	if err := l.Close(); err != nil {
+		return nil, err
+	}
+	return &member{s: s, first: s.members[0] == nil, address: address}, nil
+}
+
+// StartConsumer starts consumer i by s.Consumer, after the one that runs
+// there, and returns once it has been assigned its partitions. One that is
+// killed or ends by itself is started again.
+func (s *Stack) StartConsumer(ctx context.Context, i int) error {
+	m := s.members[i]
+	m.part.stop()
+	cfg := s.Consumer
+	assigned := make(chan struct{})
+	var once sync.Once
+	given := cfg.Stream.Assigned
+	cfg.Stream.Assigned = func(p map[string][]int32) {
+		once.Do(func() { close(assigned) })
+		if given != nil {
+			given(p)
+		}
+	}
+	m.part = s.run(fmt.Sprintf("consumer %d", i+1), func(ctx context.Context) error {
+		for {
+			err := m.process(ctx, cfg)
+			var refused *stream.RefusedError
+			if ctx.Err() != nil {
+				return nil
+			}
+			if errors.As(err, &refused) {
+				return err
+			}
+			s.Log.Warn("the consumer ended, and is started again", "error", err)
+			if !sleep(ctx, s.RestartAfter) {
+				return nil
+			}
+		}
+	})
+	select {
+	case <-assigned:
+		return nil
+	case <-m.part.done:
+		return fmt.Errorf("consumer %d ended", i+1)
+	case <-ctx.Done():
+		return fmt.Errorf("consumer %d: %w", i+1, ctx.Err())
+	}
+}
+
+// StopConsumer stops consumer i in order.
+func (s *Stack) StopConsumer(i int) {
+	m := s.members[i]
+	m.part.stop()
+	m.part = nil
+}
+
+// KillConsumer ends consumer i as SIGKILL does; it is started again.
+func (s *Stack) KillConsumer(i int) {
+	m := s.members[i]
+	m.mu.Lock()
+	kill := m.kill
+	m.mu.Unlock()
+	if kill != nil {
+		kill()
+	}
+}
+
+// HideConsumer keeps the metrics of consumer i from being scraped.
+func (s *Stack) HideConsumer(i int) { s.members[i].unscraped.Store(true) }
+
+// process is one life of a consumer, with a registry of its own.
+func (m *member) process(ctx context.Context, cfg payments.Config) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := newCable()
+	killed := make(chan struct{})
+	var once sync.Once
+	kill := func() { once.Do(func() { c.cut(); close(killed); cancel() }) }
+	m.mu.Lock()
+	m.kill = kill
+	m.mu.Unlock()
+
+	reg := prometheus.NewRegistry()
+	cfg.Registerer = reg
+	cfg.Client = append([]kgo.Opt{kgo.Dialer(c.dial)}, m.s.client...)
+	configure := cfg.Configure
+	cfg.Configure = func(pc *pgxpool.Config) {
+		pc.ConnConfig.DialFunc = c.dial
+		if configure != nil {
+			configure(pc)
+		}
+	}
+	if crash := cfg.Stream.Failpoint; crash != nil {
+		born := time.Now()
+		cfg.Stream.Failpoint = func(name string) {
+			if name == crashBeforeOffsetCommit && time.Since(born) > crashEvery {
+				kill()
+			}
+		}
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", m.address)
+	if err != nil {
+		return fmt.Errorf("serve the consumer's metrics: %w", err)
+	}
+	var gatherers prometheus.Gatherers
+	if m.first {
+		gatherers = append(gatherers, m.s.side)
+	}
+	gatherers = append(gatherers, reg)
+	served := make(chan error, 1)
+	go func() {
+		served <- serveMetrics(ctx, l, prometheus.GathererFunc(func() (families []*dto.MetricFamily, err error) {
+			if m.unscraped.Load() {
+				return nil, errHidden
+			}
+			return gatherers.Gather()
+		}))
+	}()
+	ended := make(chan error, 1)
+	m.s.parts.Go(func() { ended <- payments.Run(ctx, cfg) })
+	select {
+	case err = <-ended:
+	case <-killed:
+		// What is left of it tries to say goodbye over connections that are
+		// cut; nobody waits for a dead process.
+		err = errKilled
+	}
+	cancel()
+	<-served
+	return err
+}
+
+var (
+	errKilled = errors.New("killed")
+	errHidden = errors.New("not to be scraped")
+)
+
+// openPool opens a pool behind a cable.
+func openPool(ctx context.Context, dsn string, c *cable) (*pgxpool.Pool, error) {
+	pc, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	pc.ConnConfig.DialFunc = c.dial
+	return pgxpool.NewWithConfig(ctx, pc)
+}
+
+// receiver takes the outbox's deliveries.
+type receiver struct {
+	address  string
+	server   *http.Server
+	refusing atomic.Bool
+	received atomic.Int64
+}
+
+func newReceiver(ctx context.Context) (*receiver, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("listen for the outbox: %w", err)
+	}
+	r := &receiver{address: l.Addr().String()}
+	r.server = &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		_, _ = io.Copy(io.Discard, req.Body)
+		if r.refusing.Load() {
+			http.Error(w, "not now", http.StatusServiceUnavailable)
+			return
+		}
+		r.received.Add(1)
+	})}
+	go func() { _ = r.server.Serve(l) }() // ends with close
+	return r, nil
+}
+
+func (r *receiver) close() { _ = r.server.Close() }

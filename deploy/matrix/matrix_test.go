@@ -1,0 +1,94 @@
+package matrix
+
+import (
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"oncewatch/deploy/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
+
+var (
+	which    = flag.String("matrix", "", "scenarios to play: all, or names with commas; default: a representative part")
+	parallel = flag.Int("matrix.parallel", 8, "scenarios at the same time")
+	write    = flag.Bool("matrix.write", false, "write MATRIX.md; with -matrix=all")
+)
+
+// part is the representative part of the matrix: a fault of each kind, and two
+// scenarios of health.
+var part = []string{"short-retention", "id-reuse", "exporter-down", "permission-revoked", "commit-blocked", "poison", "fresh-install", "idle-night"}
+
+// TestMatrix plays every scenario and judges each alert.
+func TestMatrix(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes more than a minute")
+	}
+	all := slices.Concat(faults, health)
+	chosen := all
+	if *which != "all" {
+		names := part
+		if *which != "" {
+			names = strings.Split(*which, ",")
+		}
+		chosen = nil
+		for _, name := range names {
+			i := slices.IndexFunc(all, func(sc scenario) bool { return sc.name == name })
+			if i < 0 {
+				t.Fatalf("-matrix=%s: no such scenario", name)
+			}
+			chosen = append(chosen, all[i])
+		}
+	}
+	b := newBench(t)
+	began := time.Now()
+	places := make(chan struct{}, *parallel)
+	results := map[string]*result{}
+	var mu sync.Mutex
+	t.Run("scenarios", func(t *testing.T) {
+		// The long ones first: the run is over when the last one is.
+		queue := slices.Clone(chosen)
+		slices.SortStableFunc(queue, func(a, b scenario) int { return int(b.lasts() - a.lasts()) })
+		for _, sc := range queue {
+			t.Run(sc.name, func(t *testing.T) {
+				t.Parallel()
+				places <- struct{}{}
+				defer func() { <-places }()
+				r := b.play(t, sc)
+				mu.Lock()
+				defer mu.Unlock()
+				results[sc.name] = r
+			})
+		}
+	})
+	var ordered []*result
+	for _, sc := range chosen {
+		if r := results[sc.name]; r != nil {
+			ordered = append(ordered, r)
+		}
+	}
+	text := report(ordered, time.Since(began))
+	t.Log("\n" + text)
+	if *write && *which == "all" {
+		if len(ordered) < len(all) {
+			t.Fatal("not written: some scenarios could not be played")
+		}
+		if err := os.WriteFile("MATRIX.md", []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// lasts is about how long a scenario takes.
+func (sc scenario) lasts() time.Duration {
+	d := cmpOr(sc.before, defaultBefore) + sc.within
+	if sc.healthy() {
+		return d + cmpOr(sc.after, watchHealthy)
+	}
+	return d + cmpOr(sc.after, defaultAfter)
+}

@@ -1,0 +1,238 @@
+package matrix
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"oncewatch/deploy/testenv"
+)
+
+// prometheus is a real one. All stacks of a run share it, each a cluster of
+// its own by the label the rules keep apart.
+type prometheus struct {
+	url     string
+	targets string // folder that its targets are read from
+}
+
+const prometheusConfig = `global:
+  scrape_interval: 1s
+  evaluation_interval: 1s
+rule_files: [rules/*.yml]
+scrape_configs:
+  - job_name: targets
+    scrape_timeout: 1s
+    file_sd_configs: [{files: [targets/*.json], refresh_interval: 1s}]
+`
+
+func startPrometheus(t *testing.T) *prometheus {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name string, text []byte) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, sub := range []string{"rules", "targets"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("prometheus.yml", []byte(prometheusConfig))
+	write("rules/oncewatch.yml", rules(t))
+	for _, name := range others {
+		write("rules/"+name+".yml", comparison(t, name))
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	cmd := testenv.Tool(t, "prometheus",
+		"--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"),
+		"--web.listen-address="+address, "--log.level=warn",
+		// 5 minutes, on the faster clock.
+		"--query.lookback-delta=5s")
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-ended
+		if t.Failed() {
+			t.Logf("prometheus: %s", log.Bytes())
+		}
+	})
+	p := &prometheus{url: "http://" + address, targets: filepath.Join(dir, "targets")}
+	for deadline := time.Now().Add(time.Minute); ; {
+		resp, err := http.Get(p.url + "/-/ready")
+		if err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return p
+			}
+		}
+		select {
+		case err := <-ended:
+			ended <- err
+			t.Fatalf("prometheus ended: %v: %s", err, log.Bytes())
+		case <-time.After(50 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("prometheus is not ready: %v: %s", err, log.Bytes())
+		}
+	}
+}
+
+// watch scrapes the targets, by job, as a cluster of the name.
+func (p *prometheus) watch(cluster string, jobs map[string][]string) error {
+	type group struct {
+		Targets []string          `json:"targets"`
+		Labels  map[string]string `json:"labels"`
+	}
+	var groups []group
+	for job, targets := range jobs {
+		groups = append(groups, group{targets, map[string]string{"cluster": cluster, "job": job}})
+	}
+	text, err := json.Marshal(groups)
+	if err != nil {
+		return err
+	}
+	// Renamed into place: never half of it is read.
+	path := filepath.Join(p.targets, cluster)
+	if err := os.WriteFile(path+".tmp", text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path+".json")
+}
+
+// forget stops scraping a cluster.
+func (p *prometheus) forget(cluster string) error {
+	return os.Remove(filepath.Join(p.targets, cluster+".json"))
+}
+
+func (p *prometheus) get(ctx context.Context, path string, args url.Values, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path+"?"+args.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	answer := struct {
+		Status, Error string
+		Data          any
+	}{Data: into}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		return fmt.Errorf("prometheus: %s: %w", resp.Status, err)
+	}
+	if answer.Status != "success" {
+		return fmt.Errorf("prometheus: %s", answer.Error)
+	}
+	return nil
+}
+
+// firing is an alert while it fired without a break.
+type firing struct {
+	Labels   map[string]string
+	From, To time.Time
+}
+
+func (f firing) name() string     { return f.Labels["alertname"] }
+func (f firing) severity() string { return f.Labels["severity"] }
+func (f firing) stack() string    { return f.Labels["stack"] } // "": ours
+func (f firing) at(t time.Time) bool {
+	return !t.Before(f.From) && !t.After(f.To)
+}
+
+// alerts are the alerts of a cluster that fire, as /api/v1/alerts tells.
+func (p *prometheus) alerts(ctx context.Context, cluster string) (map[string]bool, error) {
+	var data struct {
+		Alerts []struct {
+			Labels map[string]string
+			State  string
+		}
+	}
+	if err := p.get(ctx, "/api/v1/alerts", nil, &data); err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, a := range data.Alerts {
+		if a.State == "firing" && a.Labels["cluster"] == cluster {
+			names[a.Labels["alertname"]] = true
+		}
+	}
+	return names, nil
+}
+
+// history is every alert of a cluster that fired between two times.
+func (p *prometheus) history(ctx context.Context, cluster string, from, to time.Time) ([]firing, error) {
+	var all []firing
+	err := p.series(ctx, fmt.Sprintf(`ALERTS{alertstate="firing",cluster=%q}`, cluster), from, to, func(labels map[string]string, times []time.Time, _ []float64) {
+		f := firing{Labels: labels, From: times[0], To: times[0]}
+		for _, t := range times[1:] {
+			if t.Sub(f.To) > 1500*time.Millisecond {
+				all = append(all, f)
+				f.From = t
+			}
+			f.To = t
+		}
+		all = append(all, f)
+	})
+	slices.SortFunc(all, func(a, b firing) int { return a.From.Compare(b.From) })
+	return all, err
+}
+
+// series calls f for each series of a query, sampled each second.
+func (p *prometheus) series(ctx context.Context, query string, from, to time.Time, f func(map[string]string, []time.Time, []float64)) error {
+	var data struct {
+		Result []struct {
+			Metric map[string]string
+			Values [][2]json.RawMessage
+		}
+	}
+	stamp := func(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
+	err := p.get(ctx, "/api/v1/query_range", url.Values{"query": {query}, "start": {stamp(from)}, "end": {stamp(to)}, "step": {"1"}}, &data)
+	if err != nil {
+		return err
+	}
+	for _, r := range data.Result {
+		var times []time.Time
+		var values []float64
+		for _, v := range r.Values {
+			var at float64
+			var text string
+			if json.Unmarshal(v[0], &at) != nil || json.Unmarshal(v[1], &text) != nil {
+				return fmt.Errorf("prometheus: %s", v)
+			}
+			value, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				return err
+			}
+			times = append(times, time.UnixMilli(int64(at*1000)))
+			values = append(values, value)
+		}
+		f(r.Metric, times, values)
+	}
+	return nil
+}

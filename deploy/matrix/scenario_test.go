@@ -1,0 +1,318 @@
+package matrix
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/deploy/demo"
+	"oncewatch/deploy/kafkaserver"
+	"oncewatch/deploy/pgserver"
+	"oncewatch/deploy/testenv"
+)
+
+// others are the stacks to compare with: their rules lie in compare/.
+var others = []string{"runbook", "glued"}
+
+// scenario is one thing that happens to a stack.
+type scenario struct {
+	name string
+	// story says what happens; empty: the demo's fault of the name does.
+	story string
+	// prepare changes the stack before it starts; act happens while it runs,
+	// instead of a fault of the demo.
+	prepare func(*demo.Stack)
+	act     func(context.Context, *demo.Stack) error
+	// apache: on Apache Kafka, in a process of its own.
+	apache bool
+	// alone: on a PostgreSQL server of its own.
+	alone bool
+
+	// want is the alert that must fire within the time after the fault. Empty:
+	// nothing may.
+	want   string
+	within time.Duration
+	// also are further alerts that are right to fire: true in themselves.
+	also []string
+	// unseen says why nothing is to be seen although something is wrong.
+	unseen string
+
+	// before is how long all goes well first, after how long is watched after
+	// the alert, or after what happened when nothing may fire.
+	before, after time.Duration
+}
+
+// healthy: nothing may fire.
+func (sc scenario) healthy() bool { return sc.want == "" }
+
+// result of a scenario.
+type result struct {
+	scenario
+	failed bool
+	// took is the time from the fault to the alert.
+	took time.Duration
+	// fired are the names of what fired and was wanted or right, pages of what
+	// was neither; each once, in order.
+	fired, pages []string
+	// of the other stacks, by name: what fired after the fault, and when the
+	// first did; what fired although all was well.
+	seen  map[string][]string
+	first map[string]time.Duration
+	false map[string][]string
+}
+
+const (
+	defaultBefore = 30 * time.Second
+	defaultAfter  = 20 * time.Second
+	watchHealthy  = 60 * time.Second
+	rate          = 50 // events a second
+)
+
+// pace sets a stack's own times to the clock of the rules where they matter:
+// polls, sessions, retries.
+func pace(s *demo.Stack) {
+	s.History = demo.History{
+		Markers: 9 * 24 * time.Hour, Topic: 7 * 24 * time.Hour, Every: time.Minute,
+		// What the pruner meets is as dense as what is written.
+		EdgeEvery: time.Second / rate, Edge: 4 * time.Minute,
+	}
+	s.Producer.Rate = rate
+	s.Producer.Client = append(slices.Clone(s.Producer.Client), kgo.ProducerLinger(100*time.Millisecond))
+	s.Consumer.Stream.Redeliver = 0.001
+	// A few fetches a second, not one for each record: several stacks share
+	// this machine.
+	s.Consumer.Stream.Consumer = []kgo.Opt{kgo.FetchMinBytes(1 << 20), kgo.FetchMaxWait(250 * time.Millisecond)}
+	s.Consumer.Stream.SessionTimeout = 5 * time.Second
+	s.Consumer.Stream.RebalanceTimeout = 10 * time.Second
+	s.Consumer.Stream.HeartbeatInterval = 500 * time.Millisecond
+	s.Consumer.Stream.PauseFor = time.Second
+	s.Consumer.Stream.GapGrace = 2 * time.Second
+	s.Consumer.Stream.ShutdownTimeout = 5 * time.Second
+	s.Consumer.Inbox.IdleTimeout = time.Second
+	s.Consumer.Inbox.StatementTimeout = 2 * time.Second
+	s.Consumer.Inbox.TransactionTimeout = 4 * time.Second
+	s.Consumer.Inbox.BackoffMax = 500 * time.Millisecond
+	s.Outbox.Timeout, s.Outbox.Lease, s.Outbox.Poll, s.Outbox.BackoffMax = time.Second, 1500*time.Millisecond, 250*time.Millisecond, time.Second
+	s.Pruner.Every = 2 * time.Second
+	s.Exporter.Poll.Interval, s.Exporter.Poll.Timeout = time.Second, 2*time.Second
+	s.Exporter.Kafka.TopicConfigInterval = 5 * time.Second
+}
+
+// bench is what all scenarios share.
+type bench struct {
+	prometheus *prometheus
+	postgres   *pgserver.Server
+	inhibit    []inhibition
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	return &bench{
+		prometheus: startPrometheus(t),
+		postgres:   testenv.PostgresServer(t, pgserver.Options{Config: map[string]string{"shared_buffers": "256MB"}}),
+		inhibit:    inhibitions(t),
+	}
+}
+
+// play runs a scenario and judges it.
+func (b *bench) play(t *testing.T, sc scenario) *result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	pg := b.postgres
+	if sc.alone {
+		pg = testenv.PostgresServer(t, pgserver.Options{})
+	}
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() || testing.Verbose() && os.Getenv("MATRIX_LOG") != "" {
+			text, _ := os.ReadFile(log.Name())
+			lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+			t.Logf("the stack's log:\n%s", strings.Join(lines[max(0, len(lines)-40):], "\n"))
+		}
+		_ = log.Close()
+	})
+	var broker demo.Broker
+	if sc.apache {
+		broker = testenv.KafkaServer(t, kafkaserver.Options{Config: map[string]string{"group.min.session.timeout.ms": "500"}})
+	} else {
+		own, err := demo.StartBroker()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(own.Close)
+		broker = own
+	}
+	database := strings.ReplaceAll(sc.name, "-", "_")
+	s, err := demo.New(pg, broker, database, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pace(s)
+	fault := sc.fault(t)
+	fault.Prepare(s)
+	if sc.prepare != nil {
+		sc.prepare(s)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if !sc.alone {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := pg.DropDatabase(ctx, database); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	if err := s.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	address := func(url string) string { return strings.TrimPrefix(url, "http://") }
+	targets := map[string][]string{
+		"oncewatch": {address(s.ExporterURL())},
+		"consumer":  {address(s.ConsumerURL(0))},
+		"glued":     {startGlued(t, s)},
+	}
+	if err := b.prometheus.watch(sc.name, targets); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.prometheus.forget(sc.name); err != nil {
+			t.Error(err)
+		}
+	}()
+	began := time.Now()
+	wait(ctx, cmpOr(sc.before, defaultBefore))
+
+	injected := time.Now()
+	act := fault.Inject
+	if sc.act != nil {
+		act = sc.act
+	}
+	if err := act(ctx, s); err != nil {
+		t.Fatalf("%s: %v", sc.name, err)
+	}
+	if sc.healthy() {
+		wait(ctx, cmpOr(sc.after, watchHealthy))
+	} else {
+		b.until(ctx, t, sc, injected.Add(sc.within))
+		wait(ctx, cmpOr(sc.after, defaultAfter))
+	}
+	select {
+	case err := <-s.Failed():
+		t.Errorf("a part of the stack failed: %v", err)
+	default:
+	}
+	fired, err := b.prometheus.history(ctx, sc.name, began, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.judge(t, sc, injected, fired)
+}
+
+// fault is the demo's fault of the scenario's name, if there is one.
+func (sc scenario) fault(t *testing.T) demo.Fault {
+	t.Helper()
+	for _, f := range demo.Faults() {
+		if f.Name == sc.name {
+			return f
+		}
+	}
+	if sc.act == nil {
+		t.Fatalf("the demo knows no fault %s", sc.name)
+	}
+	return demo.Fault{}
+}
+
+// until waits for the wanted alert.
+func (b *bench) until(ctx context.Context, t *testing.T, sc scenario, deadline time.Time) {
+	t.Helper()
+	for time.Now().Before(deadline) && ctx.Err() == nil {
+		firing, err := b.prometheus.alerts(ctx, sc.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if firing[sc.want] {
+			return
+		}
+		wait(ctx, 500*time.Millisecond)
+	}
+}
+
+// judge holds what fired against what should have.
+func (b *bench) judge(t *testing.T, sc scenario, injected time.Time, fired []firing) *result {
+	t.Helper()
+	r := &result{scenario: sc, took: -1, seen: map[string][]string{}, first: map[string]time.Duration{}, false: map[string][]string{}}
+	right := append(slices.Clone(sc.also), sc.want)
+	for _, f := range fired {
+		t.Logf("%-8s %+5.0fs – %+5.0fs %s %v", f.stack(), f.From.Sub(injected).Seconds(), f.To.Sub(injected).Seconds(), f.name(), f.Labels)
+		early := f.From.Before(injected)
+		if other := f.stack(); other != "" {
+			if early || sc.healthy() {
+				r.false[other] = once(r.false[other], f.name())
+			}
+			if !early && !slices.Contains(r.false[other], f.name()) {
+				if len(r.seen[other]) == 0 {
+					r.first[other] = f.From.Sub(injected)
+				}
+				r.seen[other] = once(r.seen[other], f.name())
+			}
+			continue
+		}
+		switch {
+		case f.name() == sc.want && !early:
+			if r.took < 0 {
+				r.took = f.From.Sub(injected)
+			}
+			r.fired = once(r.fired, f.name())
+		case slices.Contains(right, f.name()) && !early:
+			r.fired = once(r.fired, f.name())
+		case f.severity() == "info":
+		case b.notified(f, fired):
+			r.pages = once(r.pages, f.name())
+		}
+	}
+	if !sc.healthy() && (r.took < 0 || r.took > sc.within) {
+		r.failed = true
+		t.Errorf("%s: %s did not fire within %s", sc.name, sc.want, sc.within)
+	}
+	if len(r.pages) > 0 {
+		r.failed = true
+		t.Errorf("%s: false pages: %s", sc.name, strings.Join(r.pages, ", "))
+	}
+	return r
+}
+
+func once(names []string, name string) []string {
+	if slices.Contains(names, name) {
+		return names
+	}
+	return append(names, name)
+}
+
+func cmpOr(d, or time.Duration) time.Duration {
+	if d > 0 {
+		return d
+	}
+	return or
+}
+
+// wait lets the stack run; what it does meanwhile is what is watched.
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
