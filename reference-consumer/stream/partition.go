@@ -278,13 +278,15 @@ func (p *partition) redeliver(records []*kgo.Record) []*kgo.Record {
 }
 
 // adapt keeps transactions short: other consumers wait for a batch's locks,
-// and a crash repeats a whole batch.
+// and a crash repeats a whole batch. It does not go below a quarter: what is
+// left then is waiting for the disk, which a smaller batch does not shorten.
 func (p *partition) adapt(n int, took time.Duration) {
+	size := p.c.cfg.BatchSize
 	switch target := p.c.cfg.TargetLatency; {
 	case took > target && n >= p.limit/2:
-		p.limit = max(p.limit*2/3, min(10, p.c.cfg.BatchSize))
+		p.limit = max(p.limit*4/5, min(max(size/4, 10), size))
 	case took < target/2 && n == p.limit:
-		p.limit = min(p.limit+p.limit/8+1, p.c.cfg.BatchSize)
+		p.limit = min(p.limit+p.limit/8+1, size)
 	}
 }
 
