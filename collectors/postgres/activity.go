@@ -113,6 +113,8 @@ type openTransactions struct {
 	reach int64
 	// starts holds when each may have started: one instant where it is known.
 	starts map[string][]window
+	// owed are the times of ended ones that are yet to be counted again.
+	owed []window
 }
 
 // ended takes the readings before and inside a counting snapshot. It returns
@@ -124,7 +126,7 @@ func (o *openTransactions) ended(before, inside *activity) ([]window, *openTrans
 	if o.read != 0 {
 		since = min(o.read, before.clock) - o.slack
 	}
-	var over []window
+	over := slices.Clone(o.owed)
 	for id, w := range o.starts {
 		_, open := inside.open[id]
 		_, prepared := inside.prepared[id]

@@ -80,7 +80,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
 		oldest, found, err := l.count.first(ctx, conn, f.next, f.end)
 		if err != nil || !found {
-			done = true
+			done = err == nil
 			return err
 		}
 		if f.next == minTime {
@@ -95,6 +95,9 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 		counted, err = l.countBetween(ctx, conn, lo, hi)
 		return err
 	})
+	if timedOut(err) && f.next == minTime && !done {
+		return l.skipDead(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -126,6 +129,33 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	// Aim at the wanted time, without leaps.
 	ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
 	f.span = floor(min(max(int64(float64(f.span)*min(max(ratio, 0.25), 4)), l.width), 24*hour), l.width)
+	return nil
+}
+
+// skipDead finds where to begin when the way from the very start is too long:
+// so many pruned rows that an old snapshot keeps. It goes down from the end by
+// growing steps until a search takes too long. Older rows than that, if there
+// are any, are the scrub's.
+func (l *ledger) skipDead(ctx context.Context) error {
+	f := &l.backfill
+	next := f.end
+	for span := hour; f.end-span > firstTime; span *= 2 {
+		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
+			_, _, err := l.count.first(ctx, conn, f.end-span, f.end)
+			return err
+		})
+		if timedOut(err) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		next = floor(f.end-span, l.width)
+		if span > 365*24*hour {
+			break
+		}
+	}
+	f.next, f.from = next, next
 	return nil
 }
 

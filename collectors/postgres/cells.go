@@ -99,6 +99,17 @@ func (b *book) rows(lo, hi int64) (n int64) {
 	return n
 }
 
+// reach is the end of the first bucket from lo upward below which at least the
+// wanted number of rows lies, or top, and that number.
+func (b *book) reach(lo, top, want int64) (end, rows int64) {
+	for _, x := range b.between(lo, top) {
+		if rows += x.rows(); rows >= want {
+			return min(x.hi, top), rows
+		}
+	}
+	return top, rows
+}
+
 // replace puts the counts of a range in the place of those the book had, and
 // tells the difference, oldest first. The range must not cut a bucket.
 func (b *book) replace(lo, hi int64, counted []*bucket) []change {

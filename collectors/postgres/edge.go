@@ -7,57 +7,81 @@ import (
 )
 
 // countEdge follows the pruner: it finds the oldest row from the last known
-// one upward (below lie only dead index entries, which would be walked again
-// at every poll while an old snapshot keeps them), drops the buckets before
-// it, and counts upward until enough rows stand unchanged.
+// one upward, drops the buckets before it, and counts upward until enough rows
+// stand unchanged. What one snapshot has no time for, the next goes on with.
 func (l *ledger) countEdge(ctx context.Context, q *recounter) error {
 	top := q.tailLo
 	if l.backfill.active {
 		top = min(top, l.backfill.next)
 	}
-	i := slices.IndexFunc(l.book.buckets, func(b *bucket) bool { return !infinite(b.lo) })
-	if i < 0 || l.book.buckets[i].lo >= top {
-		return nil
-	}
-	lo := l.book.buckets[i].lo
-	oldest, found, err := l.count.first(ctx, q.conn, lo, maxTime)
+	start, err := l.dropPruned(ctx, q, top)
 	if err != nil {
 		return err
 	}
-	start := top
-	if found && oldest < top {
-		start, _ = l.book.span(floor(oldest, l.fine), oldest+1)
-	}
-	if start > lo {
-		l.apply(q.reading, lo, start, nil)
-	}
-	unchanged := int64(0)
-	for step := 1; start < top && unchanged < l.t.edgeRows; step++ {
-		known := l.book.between(start, top)
-		if len(known) == 0 {
+	unchanged, resume := int64(0), l.edgeFrom
+	l.edgeFrom = 0
+	for want := l.t.edgeRows; start < top; {
+		if unchanged >= l.t.edgeRows {
+			if resume <= start {
+				return nil
+			}
+			start, resume, unchanged, want = resume, 0, 0, l.t.edgeRows
+		}
+		end, rows := l.book.reach(start, top, want)
+		if q.spent() {
+			l.edgeFrom = max(start, resume)
+			q.reading.reasons[ReasonCatchingUp] = true
 			return nil
 		}
-		known = known[:min(step, len(known))]
-		end := min(known[len(known)-1].hi, top)
-		rows := l.book.rows(start, end)
+		start, _ = l.book.span(start, end)
 		changes, err := q.replace(ctx, start, end, l.fine)
 		if err != nil {
 			return err
 		}
 		if len(changes) == 0 {
 			unchanged += rows
-			step = 0
 		} else {
-			unchanged = 0
+			unchanged, want = 0, min(want*2, probeRows)
 		}
 		start = end
-		if q.spent() && unchanged == 0 {
-			q.reading.reasons[ReasonCatchingUp] = true
-			l.scrub.hurry()
-			return nil
-		}
 	}
 	return nil
+}
+
+// probeRows is how many rows a search for the oldest may pass: so many, where
+// all of them were pruned and an old snapshot keeps their index entries.
+const probeRows = 100_000
+
+// dropPruned drops the buckets below the oldest row and returns where that
+// one's begins. It looks from the last known oldest row upward: below lie only
+// dead index entries, and those may be many.
+func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) (int64, error) {
+	for {
+		i := slices.IndexFunc(l.book.buckets, func(b *bucket) bool { return !infinite(b.lo) })
+		if i < 0 || l.book.buckets[i].lo >= top {
+			return top, nil
+		}
+		lo := l.book.buckets[i].lo
+		hi, _ := l.book.reach(lo, top, probeRows)
+		if q.spent() {
+			q.reading.reasons[ReasonCatchingUp] = true
+			return top, nil
+		}
+		oldest, found, err := l.count.first(ctx, q.conn, lo, hi)
+		if err != nil {
+			return 0, err
+		}
+		start := hi
+		if found {
+			start, _ = l.book.span(floor(oldest, l.fine), oldest+1)
+		}
+		if start > lo {
+			l.apply(q.reading, lo, start, nil)
+		}
+		if found {
+			return start, nil
+		}
+	}
 }
 
 // observe learns from a poll's changes what was pruned: markers lost at the

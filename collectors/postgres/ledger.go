@@ -72,6 +72,10 @@ type ledger struct {
 	// tailFrom is where the next tail begins. hotFrom is where fine buckets
 	// begin, below it.
 	tailFrom, hotFrom int64
+	// tailTooLong says that the last tail was too much for one statement.
+	tailTooLong bool
+	// edgeFrom is where the pruned edge was left unfinished, 0 where it was not.
+	edgeFrom int64
 	// fine is the width of buckets above hotFrom and at the pruned edge, and
 	// width that of the others, a multiple of it.
 	fine, width int64
@@ -106,6 +110,7 @@ func (l *ledger) reset() {
 	l.book = book{}
 	l.open = &openTransactions{slack: l.t.slack}
 	l.clock, l.tailFrom, l.hotFrom, l.fine, l.width = 0, 0, 0, l.t.fine, l.t.coarse
+	l.tailTooLong, l.edgeFrom = false, 0
 	l.backfill = backfill{}
 	l.scrub = scrub{corrections: l.scrub.corrections}
 	l.tally = tally{}
@@ -259,6 +264,11 @@ func (l *ledger) countEnded(ctx context.Context, q *recounter) (*openTransaction
 		r.reasons[ReasonRole] = true
 	}
 	for _, w := range mergeWindows(over, l.width) {
+		if q.spent() {
+			next.owed = append(next.owed, window{w.lo, w.hi - 1})
+			r.reasons[ReasonCatchingUp] = true
+			continue
+		}
 		if w.lo == hidden {
 			// It was open before we first looked: nobody can say since when.
 			l.scrub.hurry()

@@ -143,10 +143,17 @@ func (h *history) drive(steps int) {
 			h.pollExact()
 		}
 	}
+	h.endAll()
+	h.pollExact()
+}
+
+func (h *history) endAll() {
 	for len(h.open) > 0 {
 		h.endTx()
 	}
-	h.pollExact()
+	for len(h.prepared) > 0 {
+		h.endPrepared()
+	}
 }
 
 func (h *history) step() {
@@ -174,12 +181,7 @@ func (h *history) step() {
 			h.exec(fmt.Sprintf("DELETE FROM processed_events WHERE event_id = ANY (ARRAY(SELECT event_id FROM processed_events ORDER BY processed_at LIMIT %d))", h.rng.IntN(20)))
 		}},
 		{2, "truncate", func() {
-			for len(h.open) > 0 {
-				h.endTx()
-			}
-			for len(h.prepared) > 0 {
-				h.endPrepared()
-			}
+			h.endAll()
 			h.exec("TRUNCATE processed_events")
 		}},
 		{4, "future", func() {
@@ -199,15 +201,11 @@ func (h *history) step() {
 			if len(h.partitions) < 2 || h.partitions[1] > time.Now().Unix() {
 				return // the one that takes today's rows
 			}
-			for len(h.open) > 0 {
-				h.endTx()
-			}
-			for len(h.prepared) > 0 {
-				h.endPrepared()
-			}
+			h.endAll()
 			h.exec(fmt.Sprintf("DROP TABLE part_%d", h.partitions[0]))
 			h.partitions = h.partitions[1:]
 		}}, choice{2, "create a partition", func() {
+			h.endAll() // they hold locks
 			at := h.partitions[len(h.partitions)-1] + 7200
 			h.createPartition(at, at+10)
 		}})

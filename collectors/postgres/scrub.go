@@ -40,7 +40,8 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 		s.running, s.cursor, s.began = true, minTime, time.Now()
 	}
 	for budget := l.t.scrubRows; (budget > 0 || s.fast) && !q.spent(); {
-		hi, rows := l.scrubRange(s.cursor, top)
+		hi, rows := l.book.reach(s.cursor, top, l.t.scrubRows)
+		hi = min(ceil(hi, l.width), top)
 		changes, err := q.recountCovered(ctx, s.cursor, hi)
 		if timedOut(err) {
 			// The transaction is over, and what it has counted stands. Dead
@@ -68,14 +69,4 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 		q.reading.reasons[ReasonUnexplained] = true
 	}
 	return nil
-}
-
-// scrubRange is the end of the next range to verify, and its known rows.
-func (l *ledger) scrubRange(lo, top int64) (hi, rows int64) {
-	for _, b := range l.book.between(lo, top) {
-		if rows += b.rows(); rows >= l.t.scrubRows {
-			return min(ceil(b.hi, l.width), top), rows
-		}
-	}
-	return top, rows
 }

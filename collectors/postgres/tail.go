@@ -13,21 +13,21 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 	first := l.clock == 0
 	from, behind := l.tailFrom, l.behind(r)
 	if first {
-		from = floor(behind, l.width)
-		l.hotFrom = from
+		from = floor(behind, l.fine)
+		l.hotFrom = floor(from, l.width)
 		l.backfill.begin(minTime, from, true)
 	} else if elapsed := q.began.Sub(l.clockRead).Microseconds(); r.inside.clock < l.clock+elapsed-second {
 		// The clock jumped back: rows since then carry times from before the
 		// last poll.
 		from = min(from, floor(behind-elapsed, l.fine))
 	}
-	if behind-from > l.t.gap {
+	if behind-from > max(l.t.gap, 2*l.fine) || l.tailTooLong {
 		// Too much for one statement: what lies between is backfilled.
-		to := floor(behind, l.width)
+		to := max(from, floor(behind, l.fine))
 		if l.backfill.active {
 			from = min(from, l.backfill.next)
 		}
-		l.hotFrom = to
+		l.hotFrom = floor(to, l.width)
 		l.backfill.begin(floor(from, l.width), to, l.backfill.active && l.backfill.initial)
 		from = to
 	}
@@ -45,6 +45,7 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 		return err
 	}
 	_, err := q.replace(ctx, q.tailLo, q.tailHi, l.fine)
+	l.tailTooLong = timedOut(err)
 	return err
 }
 
@@ -62,9 +63,11 @@ func (l *ledger) behind(r *reading) int64 {
 func (l *ledger) advance(r *reading) {
 	l.clock, l.clockRead = r.inside.clock, time.Now()
 	l.tailFrom = floor(l.behind(r), l.fine)
-	hot := floor(l.tailFrom, l.width)
-	l.book.coarsen(l.hotFrom, hot, l.width)
-	l.hotFrom = hot
+	if !l.backfill.active { // whose end may lie within a coarse bucket
+		hot := floor(l.tailFrom, l.width)
+		l.book.coarsen(l.hotFrom, hot, l.width)
+		l.hotFrom = hot
+	}
 	l.bound()
 }
 
