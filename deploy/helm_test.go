@@ -1,0 +1,327 @@
+package deploy_test
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"oncewatch/deploy/testenv"
+)
+
+const chart = "deploy/helm/oncewatch"
+
+// object is what the tests look at of a rendered Kubernetes object. That its
+// keys are spelt right is checked with Kubernetes' own types.
+type object struct {
+	Kind     string
+	Metadata struct {
+		Name   string
+		Labels map[string]string
+	}
+	Data map[string]string
+	Spec struct {
+		Groups         []any
+		MaxUnavailable any      `yaml:"maxUnavailable"`
+		PolicyTypes    []string `yaml:"policyTypes"`
+		Ingress        []any
+		Egress         []any
+		Selector       struct {
+			MatchLabels map[string]string `yaml:"matchLabels"`
+		}
+		Endpoints []struct {
+			Port, Scheme string
+			BasicAuth    *struct{ Username, Password struct{ Name, Key string } } `yaml:"basicAuth"`
+			TLSConfig    map[string]any                                           `yaml:"tlsConfig"`
+		}
+		Template struct {
+			Metadata struct{ Labels map[string]string }
+			Spec     podSpec
+		}
+	}
+}
+
+type podSpec struct {
+	AutomountServiceAccountToken *bool `yaml:"automountServiceAccountToken"`
+	SecurityContext              struct {
+		RunAsNonRoot   bool                  `yaml:"runAsNonRoot"`
+		SeccompProfile struct{ Type string } `yaml:"seccompProfile"`
+	} `yaml:"securityContext"`
+	Containers []container
+}
+
+type container struct {
+	Name, Image string
+	Args        []string
+	Env         []struct {
+		Name, Value string
+		ValueFrom   map[string]any `yaml:"valueFrom"`
+	}
+	Resources                                   struct{ Requests, Limits map[string]string }
+	StartupProbe   *probe `yaml:"startupProbe"`
+	LivenessProbe  *probe `yaml:"livenessProbe"`
+	ReadinessProbe *probe `yaml:"readinessProbe"`
+	SecurityContext struct {
+		AllowPrivilegeEscalation *bool `yaml:"allowPrivilegeEscalation"`
+		ReadOnlyRootFilesystem   bool  `yaml:"readOnlyRootFilesystem"`
+		Capabilities             struct{ Drop []string }
+	} `yaml:"securityContext"`
+}
+
+type probe struct {
+	HTTPGet struct{ Path, Port, Scheme string } `yaml:"httpGet"`
+}
+
+func rendered(t *testing.T, values ...string) []object {
+	t.Helper()
+	text, err := strict(t, append([]string{"chart", chart}, values...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var objects []object
+	for decoder := yaml.NewDecoder(strings.NewReader(text)); ; {
+		var o object
+		if err := decoder.Decode(&o); err != nil {
+			break
+		}
+		objects = append(objects, o)
+	}
+	return objects
+}
+
+func TestChart(t *testing.T) {
+	t.Parallel()
+	for name, values := range map[string][]string{
+		"as it is":   nil,
+		"everything": {chart + "/ci/everything-values.yaml"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			kinds := map[string]int{}
+			pods := map[string]map[string]string{} // component → its pods' labels
+			for _, o := range rendered(t, values...) {
+				kinds[o.Kind]++
+				if o.Kind == "Deployment" || o.Kind == "Job" {
+					pods[o.Metadata.Labels["app.kubernetes.io/component"]] = o.Spec.Template.Metadata.Labels
+					checkPod(t, o)
+				}
+				if config := o.Data["oncewatch.yml"]; config != "" {
+					file := filepath.Join(t.TempDir(), "oncewatch.yml")
+					if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+						t.Fatal(err)
+					}
+					knowsConfig(t, file)
+				}
+				if o.Kind == "NetworkPolicy" && (len(o.Spec.PolicyTypes) != 2 || len(o.Spec.Egress) < 2 || len(o.Spec.Ingress) != 1) {
+					t.Errorf("NetworkPolicy %s leaves something open: %+v", o.Metadata.Name, o.Spec)
+				}
+			}
+			if kinds["PodDisruptionBudget"] != len(pods)-2*min(1, len(pods)-1) || kinds["NetworkPolicy"] != len(pods) {
+				t.Errorf("%d components, and %v", len(pods), kinds)
+			}
+		})
+	}
+}
+
+func checkPod(t *testing.T, o object) {
+	t.Helper()
+	pod := o.Spec.Template.Spec
+	if !pod.SecurityContext.RunAsNonRoot || pod.SecurityContext.SeccompProfile.Type != "RuntimeDefault" ||
+		pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+		t.Errorf("%s may be root, make any call to the kernel or talk to Kubernetes: %+v", o.Metadata.Name, pod)
+	}
+	for _, c := range pod.Containers {
+		s := c.SecurityContext
+		if !s.ReadOnlyRootFilesystem || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || !reflect.DeepEqual(s.Capabilities.Drop, []string{"ALL"}) {
+			t.Errorf("%s may write its root or gain rights: %+v", c.Name, s)
+		}
+		if c.Resources.Limits["memory"] == "" || c.Resources.Requests["cpu"] == "" {
+			t.Errorf("%s has no bounds: %+v", c.Name, c.Resources)
+		}
+		if o.Kind == "Deployment" {
+			for want, probes := range map[string][]*probe{"/-/healthy": {c.StartupProbe, c.LivenessProbe}, "/-/ready": {c.ReadinessProbe}} {
+				for _, p := range probes {
+					if p == nil || p.HTTPGet.Path != want {
+						t.Errorf("%s: a probe asks %+v, want %s", c.Name, p, want)
+					}
+				}
+			}
+		}
+		binary := "reference-consumer"
+		if c.Name == "oncewatch" {
+			binary = "oncewatch"
+		}
+		var variables []string
+		for _, e := range c.Env {
+			if strings.HasSuffix(e.Name, "_DSN") && e.ValueFrom["secretKeyRef"] == nil {
+				t.Errorf("%s: %s is not taken from a secret", c.Name, e.Name)
+			}
+			if strings.HasPrefix(e.Name, "ONCEWATCH_") || strings.HasPrefix(e.Name, "REFERENCE_CONSUMER_") {
+				variables = append(variables, e.Name)
+			}
+		}
+		knowsCommand(t, binary, c.Args, variables...)
+	}
+}
+
+// What the chart ships is what the other folders hold: the same rules and the
+// same dashboards.
+func TestChartFiles(t *testing.T) {
+	t.Parallel()
+	want := map[string]bool{}
+	for _, pattern := range []string{"alerts/*.rules.yml", "dashboards/*.json"} {
+		files, err := filepath.Glob(filepath.Join(testenv.Root(), pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			want[f] = true
+		}
+	}
+	links, err := filepath.Glob(filepath.Join(testenv.Root(), chart, "files", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, l := range links {
+		target, err := filepath.EvalSymlinks(l)
+		if err != nil {
+			t.Errorf("%v: the chart's links must follow alerts/ and dashboards/", err)
+			continue
+		}
+		got[target] = true
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%s/files links to\n%v\nwant\n%v", chart, got, want)
+	}
+
+	var groups []any
+	boards := map[string]string{}
+	for _, o := range rendered(t, chart+"/ci/everything-values.yaml") {
+		groups = append(groups, o.Spec.Groups...)
+		for name, text := range o.Data {
+			if strings.HasSuffix(name, ".json") {
+				boards[name] = text
+				if o.Metadata.Labels["grafana_dashboard"] != "1" {
+					t.Errorf("the sidecar does not find %s", o.Metadata.Name)
+				}
+			}
+		}
+	}
+	var shipped []any
+	for f := range want {
+		raw, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(f, ".json") {
+			if strings.TrimSpace(boards[filepath.Base(f)]) != strings.TrimSpace(string(raw)) {
+				t.Errorf("%s changed on its way through the chart", f)
+			}
+			continue
+		}
+		var file struct{ Groups []any }
+		if err := yaml.Unmarshal(raw, &file); err != nil {
+			t.Fatal(err)
+		}
+		shipped = append(shipped, file.Groups...)
+	}
+	name := func(group any) string { return group.(map[string]any)["name"].(string) }
+	byName := map[string]any{}
+	for _, g := range groups {
+		byName[name(g)] = g
+	}
+	if len(byName) != len(shipped) {
+		t.Errorf("the chart installs %d groups of rules, alerts/ has %d", len(byName), len(shipped))
+	}
+	for _, g := range shipped {
+		if !reflect.DeepEqual(normal(byName[name(g)]), normal(g)) {
+			t.Errorf("the group %s changed on its way through the chart:\n%v\n%v", name(g), byName[name(g)], g)
+		}
+	}
+}
+
+// normal evens out what YAML may write in several ways: white space at the ends
+// of a text, and whole numbers.
+func normal(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		out := map[string]any{}
+		for k, e := range v {
+			out[k] = normal(e)
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i, e := range v {
+			out[i] = normal(e)
+		}
+		return out
+	case string:
+		return strings.TrimSpace(v)
+	case int:
+		return float64(v)
+	}
+	return v
+}
+
+// Values that cannot be meant are refused, above all secrets in clear.
+func TestChartRefuses(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"replica: 2": "replica",
+		"config: {postgres: {dsn: postgres://u:p@h/d}}": "/config/postgres",
+		"config: {postgres.dsn: postgres://u:p@h/d}":                       "postgres.dsn",
+		"config: {kafka: {sasl: {password: p}}}":                           "sasl",
+		"config: {kafka: {sasl.password: p}}":                              "sasl.password",
+		"secrets: {postgresDSN: {name: n, value: postgres://u:p@h/d}}":     "value",
+		"serviceMonitor: {interval: often}":                                "interval",
+		"resources: {requests: {cpu: 1}, limits: null}":                    "limits",
+		"referenceConsumer: {postgresDSN: {name: n, key: k, password: p}}": "password",
+	} {
+		file := filepath.Join(t.TempDir(), "values.yaml")
+		if err := os.WriteFile(file, []byte(values), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := strict(t, "chart", chart, file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error that names %s", values, err, want)
+		}
+	}
+}
+
+// The check itself finds what a check without types passes.
+func TestMisspeltKeyIsFound(t *testing.T) {
+	t.Parallel()
+	copied := filepath.Join(t.TempDir(), "oncewatch")
+	if err := os.CopyFS(copied, os.DirFS(filepath.Join(testenv.Root(), chart, "templates"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(copied, copied+".templates"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(copied, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(copied+".templates", filepath.Join(copied, "templates")); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"Chart.yaml", "values.yaml", "values.schema.json"} {
+		if err := os.WriteFile(filepath.Join(copied, name), []byte(readFile(t, chart+"/"+name)), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deployment := filepath.Join(copied, "templates", "deployment.yaml")
+	raw, err := os.ReadFile(deployment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(deployment, []byte(strings.Replace(string(raw), "terminationGracePeriodSeconds", "terminationGraceSeconds", 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := strict(t, "chart", copied); err == nil || !strings.Contains(err.Error(), `unknown field "spec.template.spec.terminationGraceSeconds"`) {
+		t.Errorf("a misspelt key passes: %v", err)
+	}
+}
