@@ -60,10 +60,10 @@ type container struct {
 		Name, Value string
 		ValueFrom   map[string]any `yaml:"valueFrom"`
 	}
-	Resources                                   struct{ Requests, Limits map[string]string }
-	StartupProbe   *probe `yaml:"startupProbe"`
-	LivenessProbe  *probe `yaml:"livenessProbe"`
-	ReadinessProbe *probe `yaml:"readinessProbe"`
+	Resources       struct{ Requests, Limits map[string]string }
+	StartupProbe    *probe `yaml:"startupProbe"`
+	LivenessProbe   *probe `yaml:"livenessProbe"`
+	ReadinessProbe  *probe `yaml:"readinessProbe"`
 	SecurityContext struct {
 		AllowPrivilegeEscalation *bool `yaml:"allowPrivilegeEscalation"`
 		ReadOnlyRootFilesystem   bool  `yaml:"readOnlyRootFilesystem"`
@@ -273,7 +273,7 @@ func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
 		"replica: 2": "replica",
-		"config: {postgres: {dsn: postgres://u:p@h/d}}": "/config/postgres",
+		"config: {postgres: {dsn: postgres://u:p@h/d}}":                    "/config/postgres",
 		"config: {postgres.dsn: postgres://u:p@h/d}":                       "postgres.dsn",
 		"config: {kafka: {sasl: {password: p}}}":                           "sasl",
 		"config: {kafka: {sasl.password: p}}":                              "sasl.password",
