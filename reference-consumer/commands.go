@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"go.opentelemetry.io/otel"
 	"golang.org/x/sync/errgroup"
 
 	"oncewatch/reference-consumer/deadletter"
@@ -19,6 +21,7 @@ import (
 	"oncewatch/reference-consumer/produce"
 	"oncewatch/reference-consumer/prune"
 	"oncewatch/reference-consumer/schema"
+	"oncewatch/reference-consumer/telemetry"
 )
 
 // CLI of the program.
@@ -66,10 +69,16 @@ func (r *runCmd) Run(ctx context.Context, s *Shared, out *output) error {
 		return err
 	}
 	defer stop()
+	traceErrors(log)
+	tracer, err := telemetry.StartTracer(ctx, reg, s.Group, r.BatchSize)
+	if err != nil {
+		return err
+	}
+	defer flush(tracer, log)
 	cfg := payments.Config{
 		DSN: s.Postgres.DSN, MaxConnections: s.Postgres.MaxConnections, Client: client, Topic: s.Topic, Group: s.Group,
 		IDFromKey: r.EventID == "key", SetBased: r.SetBased, MarkerRetention: r.Retention, RedeliverFrom: r.RedeliverFrom, Allow: r.Allow,
-		Notify: payments.NotifyNever, Registerer: reg, Log: log,
+		Notify: payments.NotifyNever, Registerer: reg, Tracer: tracer, Log: log,
 	}
 	cfg.Stream.BatchSize, cfg.Stream.InstanceID, cfg.Stream.ServerSideBalancing = r.BatchSize, r.InstanceID, r.ServerSideBalancing
 	cfg.Stream.SessionTimeout, cfg.Stream.RebalanceTimeout, cfg.Stream.ShutdownTimeout = r.SessionTimeout, r.RebalanceTimeout, r.ShutdownTimeout
@@ -110,10 +119,32 @@ func (p *produceCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	if err != nil {
 		return err
 	}
-	stats, err := produce.Run(ctx, produce.Config{Client: client, Topic: s.Topic, Partitions: p.Partitions, Count: p.Count, Rate: p.Rate,
+	traceErrors(log)
+	tracer, err := telemetry.StartTracer(ctx, prometheus.NewRegistry(), "", 1)
+	if err != nil {
+		return err
+	}
+	defer flush(tracer, log)
+	stats, err := produce.Run(ctx, produce.Config{Client: client, Tracer: tracer, Topic: s.Topic, Partitions: p.Partitions, Count: p.Count, Rate: p.Rate,
 		Duplicates: p.Duplicates, ReuseIDs: p.ReuseIDs, Gaps: p.Gaps, Poison: p.Poison, Accounts: p.Accounts, Log: log})
 	fmt.Fprintf(out.stdout, "published %d events: %d twice, %d with a reused id, %d left out, %d poisoned\n", stats.Events, stats.Duplicates, stats.ReusedIDs, stats.Gaps, stats.Poison)
 	return err
+}
+
+// traceErrors sends what the trace SDK has to complain about to the log, at a
+// level at which an endpoint that is down does not drown the rest.
+func traceErrors(log *slog.Logger) {
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Debug("traces", "error", err) }))
+}
+
+// flush exports the last spans; an endpoint that hangs does not keep the
+// program from ending.
+func flush(t *telemetry.Tracer, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	if err := t.Shutdown(ctx); err != nil {
+		log.Warn("the last spans could not be exported", "error", err)
+	}
 }
 
 type pruneCmd struct {

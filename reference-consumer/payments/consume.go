@@ -13,6 +13,7 @@ import (
 
 	"oncewatch/reference-consumer/inbox"
 	"oncewatch/reference-consumer/stream"
+	"oncewatch/reference-consumer/telemetry"
 )
 
 // Config of the sample service.
@@ -45,6 +46,7 @@ type Config struct {
 	Stream stream.Config
 
 	Registerer prometheus.Registerer
+	Tracer     *telemetry.Tracer // nil: no traces
 	Log        *slog.Logger
 	Now        func() time.Time
 }
@@ -78,7 +80,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	sc := cfg.Stream
 	sc.Client, sc.Topics, sc.Pool, sc.Inbox, sc.Decode = cfg.Client, []string{cfg.Topic}, pool, in, Decode(cfg.IDFromKey)
-	sc.Registerer, sc.Log, sc.Now = cfg.Registerer, cfg.Log, cfg.Now
+	sc.Registerer, sc.Tracer, sc.Log, sc.Now = cfg.Registerer, cfg.Tracer, cfg.Log, cfg.Now
 	sc.Guard = stream.Guard{MarkerRetention: cfg.MarkerRetention, RedeliverFrom: cfg.RedeliverFrom, Allow: cfg.Allow}
 	sc.Guard.StatementTimeout, sc.Guard.IdleTimeout, sc.Guard.TransactionTimeout = in.Timeouts()
 	return stream.Run(ctx, sc)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ import (
 
 	"oncewatch/reference-consumer/payments"
 	"oncewatch/reference-consumer/stream"
+	"oncewatch/reference-consumer/telemetry"
 )
 
 // Config of Run. Shares are between 0 and 1.
@@ -47,8 +49,7 @@ type Config struct {
 	// Accounts to pay into; default 1,000.
 	Accounts int
 
-	// Decorate may add headers, such as a trace context, before a record goes.
-	Decorate func(context.Context, *kgo.Record)
+	Tracer *telemetry.Tracer // nil: no traces
 	// Seed of the random choices; 0: a random one.
 	Seed uint64
 	Now  func() time.Time
@@ -231,12 +232,10 @@ func (s *session) publish(ctx context.Context) error {
 			{Key: stream.HeaderSequence, Value: strconv.AppendInt(nil, s.sequences[partition], 10)},
 		},
 	}
-	if s.cfg.Decorate != nil {
-		s.cfg.Decorate(ctx, r)
-	}
 	s.send(ctx, r)
 	if s.happens(s.cfg.Duplicates) {
 		again := *r
+		again.Headers = slices.Clone(r.Headers[:3]) // without a trace context
 		s.stats.Duplicates++
 		s.send(ctx, &again)
 	}
@@ -260,7 +259,9 @@ func (s *session) payload(account string) []byte {
 func (s *session) happens(share float64) bool { return share > 0 && s.random.Float64() < share }
 
 func (s *session) send(ctx context.Context, r *kgo.Record) {
+	end := s.cfg.Tracer.Send(ctx, r)
 	s.client.Produce(context.WithoutCancel(ctx), r, func(r *kgo.Record, err error) {
+		end(err)
 		if err == nil {
 			return
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.opentelemetry.io/otel/trace"
 
 	"oncewatch/reference-consumer/telemetry"
 )
@@ -26,6 +27,7 @@ type position struct {
 	unsent    time.Time // database commit of the oldest offset not yet sent
 	newest    time.Time // database commit of next
 	gap       time.Duration
+	covers    []trace.SpanContext // transactions the next offset commit covers
 }
 
 // committer commits offsets, one request at a time for all partitions, each
@@ -99,7 +101,7 @@ func (m *committer) register(p *partition) {
 }
 
 // committed notes a database commit up to next.
-func (m *committer) committed(p *partition, next int64, epoch int32) {
+func (m *committer) committed(p *partition, next int64, epoch int32, span trace.SpanContext) {
 	m.mu.Lock()
 	if pos := m.all[p]; pos != nil {
 		now := m.c.cfg.Now()
@@ -113,6 +115,9 @@ func (m *committer) committed(p *partition, next int64, epoch int32) {
 			pos.unsent = now
 		}
 		pos.next, pos.epoch, pos.newest = next, epoch, now
+		if span.IsSampled() {
+			pos.covers = append(pos.covers, span)
+		}
 	}
 	m.mu.Unlock()
 	m.signal()
@@ -180,6 +185,10 @@ func (m *committer) send(ctx context.Context, only []*partition) error {
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
 	var failed error
+	for topic, covers := range m.covered(positions) {
+		end := m.c.cfg.Tracer.Commit(ctx, topic, covers)
+		defer func() { end(failed) }()
+	}
 	m.c.client.CommitOffsetsSync(ctx, offsets, func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
 		if err != nil {
 			failed = err
@@ -200,6 +209,24 @@ func (m *committer) send(ctx context.Context, only []*partition) error {
 	})
 	m.c.cfg.Failpoint("after_offset_commit")
 	return failed
+}
+
+// covered takes the transactions that an offset commit covers, by topic.
+func (m *committer) covered(positions map[string]map[int32]*position) map[string][]trace.SpanContext {
+	if m.c.cfg.Tracer == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[string][]trace.SpanContext{}
+	for topic, parts := range positions {
+		out[topic] = nil
+		for _, pos := range parts {
+			out[topic] = append(out[topic], pos.covers...)
+			pos.covers = nil
+		}
+	}
+	return out
 }
 
 // acked notes that the broker has the offset.

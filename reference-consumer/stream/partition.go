@@ -238,14 +238,18 @@ func (p *partition) handle(records []*kgo.Record) (int, error) {
 	if blame != nil {
 		b.Blame = map[int]error{0: blame}
 	}
+	ctx, process := p.c.cfg.Tracer.Process(p.ctx, p.topic, p.id, deliveries)
+	traceID, traceParent := process.TraceID(), process.TraceParent()
 	for i, r := range deliveries {
 		b.Events[i] = p.c.cfg.Decode(r)
+		b.Events[i].TraceID, b.Events[i].TraceParent = traceID, traceParent
 		p.sequences.see(p, r)
 	}
 	p.sequences.expire(p, false)
 	b.Also = func(pipe *pgx.Batch) { p.sequences.store(p, pipe) }
 
-	res, err := p.c.cfg.Inbox.Apply(p.ctx, p.c.cfg.Pool, b)
+	res, err := p.c.cfg.Inbox.Apply(ctx, p.c.cfg.Pool, b)
+	process.End(err)
 	if res.Next == 0 {
 		return 0, err
 	}
@@ -256,7 +260,7 @@ func (p *partition) handle(records []*kgo.Record) (int, error) {
 	for done < len(records) && records[done].Offset < res.Next {
 		done++
 	}
-	p.c.commits.committed(p, res.Next, records[done-1].LeaderEpoch)
+	p.c.commits.committed(p, res.Next, records[done-1].LeaderEpoch, process.Context())
 	p.adapt(done, res.Duration)
 	p.replaying = !slices.ContainsFunc(res.Handled, func(h inbox.Handled) bool { return h.Outcome != inbox.Duplicate })
 	return done, err

@@ -71,6 +71,7 @@ type Config struct {
 	Redeliver float64
 
 	Registerer prometheus.Registerer
+	Tracer     *telemetry.Tracer // nil: no traces
 	Log        *slog.Logger
 	Now        func() time.Time
 	// Assigned is called with the partitions that were assigned.
@@ -228,6 +229,7 @@ func (c *consumer) poll(ctx context.Context) error {
 		}
 	}()
 	for {
+		began := time.Now()
 		fetches := c.client.PollRecords(ctx, 50*c.cfg.BatchSize)
 		if ctx.Err() != nil {
 			// Records of this poll were handed to nobody: they are below no
@@ -244,15 +246,20 @@ func (c *consumer) poll(ctx context.Context) error {
 				cancel(fmt.Errorf("consume %s: %w", topic, err))
 			}
 		})
+		polled := map[string]int{}
 		fetches.EachPartition(func(f kgo.FetchTopicPartition) {
 			if len(f.Records) == 0 {
 				return
 			}
+			polled[f.Topic] += len(f.Records)
 			if p := c.partition(f.Topic, f.Partition); p != nil {
 				p.add(f.Records)
 			}
 		})
 		c.client.AllowRebalance()
+		for topic, n := range polled {
+			c.cfg.Tracer.Polled(topic, began, n)
+		}
 	}
 }
 
