@@ -20,6 +20,7 @@ import (
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
+	"oncewatch/collectors/retention"
 )
 
 // Config is everything that is watched, and how often.
@@ -95,6 +96,7 @@ type Exporter struct {
 	consumer *consumer.Source
 	stores   []store
 	topics   *poll.Poller
+	compared *poll.Poller
 	groups   *poll.Poller
 	consumed *poll.Poller // nil where no consumer is named
 }
@@ -149,6 +151,14 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 	}
 	e.groups = add("groups", e.kafka.Groups())
 	e.topics = add("topics", e.kafka.Topics())
+	markers := make([]func() *postgres.Markers, len(e.stores))
+	for i := range e.stores {
+		markers[i] = newest[*postgres.Markers](e.stores[i].markers)
+	}
+	e.compared = add("retention", &afterOthers{e, retention.New(retention.Options{
+		Markers: markers, Topics: newest[*kafka.Topics](e.topics), Groups: newest[*kafka.Groups](e.groups),
+		Offsets: e.kafka, ByTopic: c.Kafka.Granularity == kafka.ByTopic, Now: now,
+	})})
 	if len(c.Consumer.MetricsURL) > 0 {
 		e.consumer = consumer.New(c.Consumer, now)
 		e.consumed = add("consumers", e.consumer)
@@ -201,6 +211,7 @@ func (e *Exporter) Facts() checklist.Facts {
 	f := checklist.Facts{Now: e.now(), ConsumersNamed: e.consumed != nil, Thresholds: alerts.Defaults()}
 	f.Topics, _ = latest[*kafka.Topics](e.topics)
 	f.Groups, _ = latest[*kafka.Groups](e.groups)
+	f.Retention, _ = latest[*retention.Snapshot](e.compared)
 	f.Consumers, _ = latest[*consumer.Snapshot](e.consumed)
 	for _, s := range e.stores {
 		one := checklist.Store{Effect: s.Config().Effect.Table}
@@ -214,6 +225,46 @@ func (e *Exporter) Facts() checklist.Facts {
 		f.Sources = append(f.Sources, p.Status())
 	}
 	return f
+}
+
+// newest is latest for later; nil where there is none.
+func newest[T poll.Snapshot](p *poll.Poller) func() T {
+	return func() T {
+		s, _ := latest[T](p)
+		return s
+	}
+}
+
+// afterOthers is the source that compares what the others have read: its first
+// poll waits until they have read something.
+type afterOthers struct {
+	e *Exporter
+	*retention.Source
+}
+
+// Poll implements poll.Source.
+func (a *afterOthers) Poll(ctx context.Context) (poll.Snapshot, error) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !a.e.readBoth() {
+		select {
+		case <-ctx.Done():
+			return a.Source.Poll(ctx) // it says what it lacks
+		case <-tick.C:
+		}
+	}
+	return a.Source.Poll(ctx)
+}
+
+// readBoth says whether the broker and every database have answered, or failed
+// to.
+func (e *Exporter) readBoth() bool {
+	for _, s := range e.stores {
+		if !s.markers.Tried() {
+			return false
+		}
+	}
+	return e.groups.Tried() && e.topics.Tried()
 }
 
 func latest[T poll.Snapshot](p *poll.Poller) (none T, ok bool) {

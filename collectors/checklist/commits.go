@@ -5,8 +5,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"oncewatch/collectors/postgres"
 )
 
 // commits is line 5: how far does the offset commit trail the database's?
@@ -49,18 +47,18 @@ func commits(s subject) Line {
 // markersAhead is how far the newest markers are past the committed offsets,
 // and where most.
 func (s subject) markersAhead() (ahead int64, evidence string) {
-	if s.commits == nil || len(newestOffsets(s.markers)) == 0 {
+	if s.commits == nil || len(s.markers.Handled) == 0 {
 		return 0, ""
 	}
 	var where string
 	for _, p := range s.commits.Partitions {
-		newest, ok := newestOffsets(s.markers)[int64(p.Partition)]
+		marked, ok := s.markers.Handled[int64(p.Partition)]
 		if !ok {
 			continue
 		}
-		d := max(0, newest+1-p.Committed)
+		d := max(0, marked.To+1-p.Committed)
 		if where == "" || d > ahead {
-			where = fmt.Sprintf("partition %d: newest marker at offset %d, committed %d", p.Partition, newest, p.Committed)
+			where = fmt.Sprintf("partition %d: newest marker at offset %d, committed %d", p.Partition, marked.To, p.Committed)
 			ahead = max(ahead, d)
 		}
 	}
@@ -81,7 +79,7 @@ func commitOrder(s subject) Line {
 		Rule: "commit-order", Title: "Was any offset committed before its transaction?",
 		Threshold: "none",
 	}
-	if s.commits == nil || len(newestOffsets(s.markers)) == 0 {
+	if s.commits == nil || len(s.markers.Handled) == 0 {
 		l.Verdict = Unknown
 		l.Meaning = "Not looked at: the table has no partition and offset columns to compare with the committed offsets, or the commits could not be read."
 		l.Remedy = "Assert enable.auto.commit=false in the consumer, and commit offsets only after the database."
@@ -89,9 +87,9 @@ func commitOrder(s subject) Line {
 	}
 	var worst int64
 	for _, p := range s.commits.Partitions {
-		newest, ok := newestOffsets(s.markers)[int64(p.Partition)]
-		if d := p.Committed - 1 - newest; ok && d > 0 {
-			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, newest marker at offset %d: %s records past the last marker", p.Partition, p.Committed, newest, Number(d)))
+		marked, ok := s.markers.Handled[int64(p.Partition)]
+		if d := p.Committed - 1 - marked.To; ok && d > 0 {
+			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, newest marker at offset %d: %s records past the last marker", p.Partition, p.Committed, marked.To, Number(d)))
 			worst = max(worst, d)
 		}
 	}
@@ -115,5 +113,3 @@ func logFields(subject) Line {
 		Remedy: "Look at one line of the consumer's log of a handled event: event_id, consumer_group, topic, partition, offset.",
 	}
 }
-
-func newestOffsets(*postgres.Series) map[int64]int64 { return nil }

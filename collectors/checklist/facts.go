@@ -11,6 +11,7 @@ import (
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
+	"oncewatch/collectors/retention"
 )
 
 // Facts is what the sources know at one moment. A nil snapshot could not be
@@ -20,6 +21,8 @@ type Facts struct {
 	Topics *kafka.Topics
 	Groups *kafka.Groups
 	Stores []Store
+	// Retention compares markers and broker; nil where it could not.
+	Retention *retention.Snapshot
 	// Consumers is what the consumers say of themselves; ConsumersNamed says
 	// whether any was named in the configuration.
 	Consumers      *consumer.Snapshot
@@ -55,7 +58,7 @@ func Evaluate(f Facts) []Line {
 		for _, one := range f.subjects(s) {
 			for _, judge := range []func(subject) Line{
 				duplicates, rows, ratio, latency, commits, logFields,
-				divergence, commitOrder, lost, lag,
+				exposed, margin, divergence, commitOrder, lost, lag,
 			} {
 				line := judge(one)
 				if line.Rule == "" {
@@ -83,6 +86,7 @@ type subject struct {
 	commits      *kafka.GroupTopic // nil: not known
 	log          *kafka.Topic      // nil: not known
 	consumed     *consumer.Values  // nil: not known
+	retention    *retention.Series // nil: not known
 }
 
 // subjects are the group × topic pairs that the store's markers are about. A
@@ -103,6 +107,9 @@ func (f Facts) subjects(s Store) []subject {
 			if v, ok := f.Consumers.Values[consumer.Key{Group: series.Group, Topic: topic}]; ok {
 				one.consumed = &v
 			}
+		}
+		if f.Retention != nil {
+			one.retention = f.Retention.Find(s.Markers.Database, series.Group, topic)
 		}
 		out = append(out, one)
 	}

@@ -72,11 +72,6 @@ func ratio(s subject) Line {
 		l.Meaning = "The oldest marker is younger than the topic's retention, and no pruning has been seen yet: the table may be young, or the pruner too quick."
 		l.Remedy = "Set --postgres.retention to what the pruner keeps, or look again after its next run."
 	}
-	if l.Verdict == OK && configured > 0 && worst > keep && configured < worst {
-		l.Verdict = Warning
-		l.Meaning = "Markers outlive retention.ms, but a slow topic keeps records longer: a segment goes only when its newest record has expired."
-		l.Remedy = fmt.Sprintf("Keep markers for at least %s, or lower segment.ms of %s.", Span(worst), s.topic)
-	}
 	return l
 }
 

@@ -219,6 +219,13 @@ func (p *Poller) Status() Status {
 	return s
 }
 
+// Tried says whether a poll has ended, well or not.
+func (p *Poller) Tried() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return !p.ended.IsZero()
+}
+
 func (p *Poller) stale(now time.Time) bool {
 	return p.lastSuccess.IsZero() || now.Sub(p.lastSuccess) > StaleAfter*p.o.Interval
 }

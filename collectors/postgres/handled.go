@@ -13,6 +13,8 @@ type Handled struct {
 	// below was never handled, or its markers had gone before the first look:
 	// nobody can say which.
 	From int64
+	// To is the highest offset of which a marker was ever seen.
+	To int64
 	// Gone are the markers that were seen to vanish and have not been written
 	// again, by offset.
 	Gone []Gone
@@ -56,8 +58,8 @@ const maxGone = 256
 
 // handled is a partition's Handled as the ledger keeps it.
 type handled struct {
-	from int64
-	gone []gone // by first; ranges with gaps may overlap
+	from, to int64
+	gone     []gone // by first; ranges with gaps may overlap
 }
 
 type gone struct {
@@ -85,7 +87,7 @@ func (l *ledger) follow(r *reading) {
 		l.cells(func(_ int64, c *cell) {
 			for _, o := range c.offsets {
 				s := l.series.at(c.series)
-				s.saw(o.partition, o.min)
+				s.saw(o.partition, o.min, o.max)
 			}
 		})
 		l.series.handledAll = true
@@ -93,7 +95,7 @@ func (l *ledger) follow(r *reading) {
 	for _, c := range r.changes {
 		s := l.series.at(c.series)
 		for _, m := range missing(c.after, c.before) {
-			s.saw(m.partition, m.first).restore(m.first, m.last, m.n)
+			s.saw(m.partition, m.first, m.last).restore(m.first, m.last, m.n)
 		}
 	}
 	lost, any := make([]map[int64]*handled, len(l.series.all)), false
@@ -118,7 +120,7 @@ func (l *ledger) follow(r *reading) {
 	l.restoreWritten(lost)
 	for series, partitions := range lost {
 		for partition, h := range partitions {
-			kept := l.series.all[series].saw(partition, h.from)
+			kept := l.series.all[series].saw(partition, h.from, h.from)
 			for _, g := range h.gone {
 				kept.lose(g)
 			}
@@ -226,17 +228,17 @@ func spread(list []marks, n, width int64) {
 	}
 }
 
-// saw notes that an offset has or had a marker.
-func (s *series) saw(partition, offset int64) *handled {
+// saw notes that offsets from first to last have or had a marker.
+func (s *series) saw(partition, first, last int64) *handled {
 	h := s.handled[partition]
 	if h == nil {
 		if s.handled == nil {
 			s.handled = map[int64]*handled{}
 		}
-		h = &handled{from: offset}
+		h = &handled{from: first, to: last}
 		s.handled[partition] = h
 	}
-	h.from = min(h.from, offset)
+	h.from, h.to = min(h.from, first), max(h.to, last)
 	return h
 }
 
@@ -319,7 +321,7 @@ func (s *series) known() map[int64]Handled {
 	}
 	out := make(map[int64]Handled, len(s.handled))
 	for p, h := range s.handled {
-		now := Handled{From: h.from}
+		now := Handled{From: h.from, To: h.to}
 		for _, g := range h.gone {
 			now.Gone = append(now.Gone, Gone{First: g.first, Last: g.last, Markers: g.markers, Newest: finite(g.newest)})
 		}

@@ -86,8 +86,8 @@ func TestHandledOffsets(t *testing.T) {
 	b.mark("h", "t", 0, 0, 99, 9000*time.Second)
 	m := b.pollExact()
 	b.checkGone(m, "g", "t")
-	if h := m.find("g", "t").Handled; h[0].From != 1000 || h[1].From != 0 || len(h) != 2 {
-		t.Errorf("%+v, want partition 0 from 1000 and 1 from 0", h)
+	if h := m.find("g", "t").Handled; h[0].From != 1000 || h[0].To != 4999 || h[1].From != 0 || h[1].To != 999 || len(h) != 2 {
+		t.Errorf("%+v, want partition 0 from 1000 to 4999 and 1 from 0 to 999", h)
 	}
 
 	step := func(what, sql string, args ...any) *Markers {
@@ -126,13 +126,16 @@ func TestHandledOffsets(t *testing.T) {
 	step("everything", "TRUNCATE processed_events")
 	b.mark("g", "t", 0, 5000, 5099, 0)
 	m = step("new markers", "")
+	if got := m.find("g", "t").Handled[0]; got.To != 5099 {
+		t.Errorf("%+v, want the newest at 5099", got)
+	}
 
 	// Another table in its place: what it lacks was not seen to vanish.
 	b.exec("ALTER TABLE processed_events RENAME TO before; " + runbookDDL[:len(runbookDDL)-len("CREATE INDEX processed_events_processed_at ON processed_events (processed_at)")] +
 		"CREATE INDEX ON processed_events (processed_at); TRUNCATE shadow")
 	b.mark("g", "t", 0, 7000, 7009, 0)
 	m = b.poll()
-	if got := m.find("g", "t").Handled; len(got) != 1 || got[0].From != 7000 || len(got[0].Gone) != 0 {
+	if got := m.find("g", "t").Handled; len(got) != 1 || got[0].From != 7000 || got[0].To != 7009 || len(got[0].Gone) != 0 {
 		t.Errorf("%+v after another table took the place, want 7000 on and nothing gone", got)
 	}
 }
