@@ -13,39 +13,39 @@ import (
 )
 
 // countSQL counts a range of times by bucket, series and partition. All that
-// varies is built from the catalogue and from numbers, never from input.
-const countSQL = `SELECT %s, %s, %s, %s, count(*), %s, %s, %s, %s FROM %s WHERE %s GROUP BY 1, 2, 3, 4`
+// varies is built from the catalogue and from numbers, never from input. It
+// groups by the bare columns and casts only what it returns.
+const countSQL = `SELECT %s, %s, count(*), %s FROM %s WHERE %s GROUP BY %s%s`
 
 // counter builds the statements for one table.
 type counter struct {
-	from   string // the table
-	at     string // the time column, quoted
-	group  string // expressions, cast to what the ledger holds
-	topic  string
-	part   string
-	offset string
-	zoned  bool // timestamptz
+	from  string // the table
+	at    string // the time column, quoted
+	key   string // what a cell is of: group, topic, partition
+	sums  string // oldest, newest, lowest and highest offset
+	by    string // the key's columns, each preceded by a comma
+	zoned bool   // timestamptz
 }
 
 func newCounter(t *Table) *counter {
-	expr := func(column, cast, none string) string {
-		if column == "" {
+	c := &counter{from: t.sql(), at: quote(t.Has.ProcessedAt), zoned: !t.Zoneless}
+	var by strings.Builder
+	column := func(name, cast, none string) string {
+		if name == "" {
 			return none
 		}
-		return quote(column) + cast
+		by.WriteString(", " + quote(name))
+		return quote(name) + cast
 	}
-	c := &counter{
-		from:   t.sql(),
-		at:     quote(t.Has.ProcessedAt),
-		group:  "coalesce(" + expr(t.Has.Group, "::text", "NULL") + ", '')",
-		topic:  "coalesce(" + expr(t.Has.Topic, "::text", "NULL") + ", '')",
-		part:   "NULL::bigint",
-		offset: "NULL::bigint",
-		zoned:  !t.Zoneless,
-	}
+	group := column(t.Has.Group, "::text", "NULL")
+	topic := column(t.Has.Topic, "::text", "NULL")
+	partition, offset := "NULL::bigint", "NULL::bigint"
 	if t.Has.Partition != "" && t.Has.Offset != "" {
-		c.part, c.offset = expr(t.Has.Partition, "::bigint", ""), expr(t.Has.Offset, "::bigint", "")
+		partition, offset = column(t.Has.Partition, "::bigint", ""), quote(t.Has.Offset)
 	}
+	c.key = fmt.Sprintf("coalesce(%s, ''), coalesce(%s, ''), %s", group, topic, partition)
+	c.sums = fmt.Sprintf("%s, %s, min(%s)::bigint, max(%s)::bigint", c.raw("min("+c.at+")"), c.raw("max("+c.at+")"), offset, offset)
+	c.by = by.String()
 	return c
 }
 
@@ -106,9 +106,7 @@ func (c *counter) bin(width int64) string {
 // count counts a range in buckets of the given width. The range's ends must be
 // borders of such buckets (or no bound).
 func (c *counter) count(ctx context.Context, conn *pgx.Conn, lo, hi, width int64, intern func(group, topic string) int32) ([]*bucket, error) {
-	sql := fmt.Sprintf(countSQL, c.raw(c.bin(width)), c.group, c.topic, c.part,
-		c.raw("min("+c.at+")"), c.raw("max("+c.at+")"), "min("+c.offset+")", "max("+c.offset+")",
-		c.from, c.within(lo, hi))
+	sql := fmt.Sprintf(countSQL, c.raw(c.bin(width)), c.key, c.sums, c.from, c.within(lo, hi), c.bin(width), c.by)
 	rows, err := conn.Query(ctx, sql)
 	if err != nil {
 		return nil, err

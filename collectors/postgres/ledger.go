@@ -43,9 +43,9 @@ type tuning struct {
 
 func defaultTuning() tuning {
 	return tuning{
-		fine: 10 * second, coarse: minute,
+		fine: 5 * second, coarse: minute,
 		slack: 5 * second, standbySlack: 2 * minute,
-		edgeRows: 1000, scrubRows: 25_000,
+		edgeRows: 1000, scrubRows: 20_000,
 		future: 5 * minute, futureRows: 20_000,
 		gap:   10 * minute,
 		chunk: 200 * time.Millisecond, share: 0.6,
@@ -218,7 +218,7 @@ func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 		if err := l.verify(ctx, q); err != nil {
 			return err
 		}
-		if l.observer != nil {
+		if l.observer != nil && conn.PgConn().TxStatus() == 'T' {
 			l.observer(ctx, conn)
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"oncewatch/collectors/poll"
 	"oncewatch/deploy/testenv"
 )
 
@@ -111,39 +112,58 @@ func pollOnce(t testing.TB, s *Store) (*Markers, error) {
 	return snap.(*Markers), nil
 }
 
+// poll polls. A machine that is busy with other things may let a statement run
+// into its bound; the next poll then goes on.
 func (b *bench) poll() *Markers {
 	b.Helper()
-	m, err := pollOnce(b.T, b.store)
-	if err != nil {
-		b.Fatal(err)
+	for n := 0; ; n++ {
+		m, err := pollOnce(b.T, b.store)
+		if err == nil {
+			return m
+		}
+		if poll.Kind(err) != "timeout" || n == 5 {
+			b.Fatal(err)
+		}
+		b.Log(err)
 	}
-	return m
 }
 
 // pollExact polls and compares with SELECT in the poll's own snapshot.
 func (b *bench) pollExact() *Markers {
 	b.Helper()
-	var want []string
-	b.store.ledger.observer = func(ctx context.Context, conn *pgx.Conn) {
-		want = counts(b.T, ctx, conn, b.store.ledger.table)
+	for range 5 {
+		var want []string
+		compared := false
+		b.store.ledger.observer = func(ctx context.Context, conn *pgx.Conn) {
+			want, compared = counts(b.T, ctx, conn, b.store.ledger.table), true
+		}
+		m := b.poll()
+		b.store.ledger.observer = nil
+		if !compared || !m.Ready || slices.Contains(m.Inexact, ReasonCatchingUp) {
+			continue // for want of time
+		}
+		if got := describe(m); !slices.Equal(got, want) {
+			b.Fatalf("ledger\n  %v\nSELECT\n  %v", got, want)
+		}
+		return m
 	}
-	defer func() { b.store.ledger.observer = nil }()
-	m := b.poll()
-	if !m.Ready {
-		b.Fatalf("not ready after a poll: progress %v", m.Progress)
-	}
-	if got := describe(m); !slices.Equal(got, want) {
-		b.Fatalf("ledger\n  %v\nSELECT\n  %v", got, want)
-	}
-	return m
+	b.Fatal("not ready after five polls")
+	return nil
 }
 
 // counts asks PostgreSQL what the ledger should say.
 func counts(t testing.TB, ctx context.Context, conn *pgx.Conn, table *Table) []string {
 	t.Helper()
 	c := newCounter(table)
-	rows, err := conn.Query(ctx, fmt.Sprintf("SELECT %s, %s, count(*), %s, %s FROM %s GROUP BY 1, 2 ORDER BY 1, 2",
-		c.group, c.topic, c.raw("min("+c.at+")"), c.raw("max("+c.at+")"), c.from))
+	group, topic := "NULL", "NULL"
+	if table.Has.Group != "" {
+		group = quote(table.Has.Group) + "::text"
+	}
+	if table.Has.Topic != "" {
+		topic = quote(table.Has.Topic) + "::text"
+	}
+	rows, err := conn.Query(ctx, fmt.Sprintf("SELECT coalesce(%s, ''), coalesce(%s, ''), count(*), %s, %s FROM %s GROUP BY 1, 2",
+		group, topic, c.raw("min("+c.at+")"), c.raw("max("+c.at+")"), c.from))
 	if err != nil {
 		t.Error(err)
 		return nil

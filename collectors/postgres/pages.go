@@ -11,7 +11,7 @@ import (
 )
 
 // pagesSQL counts a part of a table that is not found by time.
-const pagesSQL = `SELECT '-infinity'::timestamptz, %s, %s, %s, count(*), %s, %s, %s, %s FROM %s WHERE %s GROUP BY 2, 3, 4`
+const pagesSQL = `SELECT '-infinity'::timestamptz, %s, count(*), %s FROM %s WHERE %s GROUP BY 1%s`
 
 // pages is the fallback for a table without an index on the time, and for a
 // view: each leaf is counted whole, in chunks of pages with a snapshot each,
@@ -154,8 +154,7 @@ func (l *ledger) countPages(ctx context.Context, conn *pgx.Conn, r *reading, pas
 			where, last = where+fmt.Sprintf(" AND ctid < '(%d,0)'", min(end, math.MaxUint32)), false
 		}
 	}
-	rows, err := conn.Query(ctx, fmt.Sprintf(pagesSQL, c.group, c.topic, c.part,
-		c.raw("min("+c.at+")"), c.raw("max("+c.at+")"), "min("+c.offset+")", "max("+c.offset+")", from, where))
+	rows, err := conn.Query(ctx, fmt.Sprintf(pagesSQL, c.key, c.sums, from, where, c.by))
 	if err != nil {
 		return err
 	}
