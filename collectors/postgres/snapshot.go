@@ -108,7 +108,9 @@ type Markers struct {
 	// as if it were UTC; ReadAt is ours at that moment.
 	ServerTime, ReadAt time.Time
 
-	config   Config
+	// Config is the store's, with its defaults filled in.
+	Config Config
+
 	problems []poll.Problem
 }
 
@@ -146,12 +148,12 @@ func (m *Markers) Age(t, now time.Time) time.Duration {
 // ConfiguredRetention is what the pruner of a group keeps, as configured; 0
 // where it is not.
 func (m *Markers) ConfiguredRetention(group string) time.Duration {
-	return m.config.ConfiguredRetention(group)
+	return m.Config.ConfiguredRetention(group)
 }
 
 // RowLimit is the configured limit of markers of a group; 0 where there is
 // none.
-func (m *Markers) RowLimit() int64 { return m.config.RowLimit }
+func (m *Markers) RowLimit() int64 { return m.Config.RowLimit }
 
 // Rows is the number of markers of all series.
 func (m *Markers) Rows() (n int64) {
@@ -198,8 +200,8 @@ func (m *Markers) Collect(now time.Time, ch chan<- prometheus.Metric) {
 			if d := m.ConfiguredRetention(s.Group); d > 0 {
 				poll.Gauge(ch, configuredDesc, d.Seconds(), db, s.Group)
 			}
-			if m.config.RowLimit > 0 {
-				poll.Gauge(ch, rowLimitDesc, float64(m.config.RowLimit), db, s.Group)
+			if m.Config.RowLimit > 0 {
+				poll.Gauge(ch, rowLimitDesc, float64(m.Config.RowLimit), db, s.Group)
 			}
 		}
 		group, first = s.Group, false
@@ -225,7 +227,7 @@ func (m *Markers) Collect(now time.Time, ch chan<- prometheus.Metric) {
 func (l *ledger) snapshot(r *reading) *Markers {
 	m := &Markers{
 		Database: cmp.Or(l.store.cfg.Database, r.session.Database),
-		Table:    l.table, config: l.store.cfg, problems: r.problems,
+		Table:    l.table, Config: l.store.cfg, problems: r.problems,
 		Ready: l.complete(), Progress: l.backfill.progress(),
 		Corrections: l.scrub.corrections, ScrubSince: l.scrub.since,
 		Cells: l.book.size(), Bytes: l.book.bytes(),
