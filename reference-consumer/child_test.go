@@ -23,7 +23,9 @@ import (
 
 	"oncewatch/deploy/testenv"
 	"oncewatch/reference-consumer/inbox"
+	"oncewatch/reference-consumer/outbox"
 	"oncewatch/reference-consumer/payments"
+	"oncewatch/reference-consumer/prune"
 )
 
 // childEnv makes the test binary a consumer instead of running tests.
@@ -43,6 +45,12 @@ type spec struct {
 	Topic     string
 	Group     string
 	BatchSize int
+	// Mode is what the child does: consume (default), prune or relay.
+	Mode string
+	// Endpoint of the relay's deliveries.
+	Endpoint string
+	// Now is the pruner's clock, in Unix seconds; 0: the real one.
+	Now int64
 	// Point at which the process gets Signal, at the Nth time it is passed.
 	Point  string
 	Nth    int
@@ -74,6 +82,12 @@ func child(text string) int {
 				select {} // nothing may happen any more
 			}
 		}
+	}
+	switch sp.Mode {
+	case "prune":
+		return result(childPrune(ctx, sp, hit))
+	case "relay":
+		return result(childRelay(ctx, sp, hit))
 	}
 	if sp.Session == 0 {
 		sp.Session = 1500 * time.Millisecond
@@ -112,11 +126,33 @@ func child(text string) int {
 		c, err := d.DialContext(ctx, network, addr)
 		return &offsetConn{c, hit}, err
 	})}
-	if err := payments.Run(ctx, cfg); err != nil {
+	return result(payments.Run(ctx, cfg))
+}
+
+func result(err error) int {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "child:", err)
 		return 1
 	}
 	return 0
+}
+
+func childPrune(ctx context.Context, sp spec, hit func(string)) error {
+	cfg := prune.Config{DSN: sp.DSN, Once: true, Batch: 100, Pause: time.Millisecond, Allow: []string{prune.AssertRetention}, Failpoint: hit}
+	if sp.Now != 0 {
+		cfg.Now = func() time.Time { return time.Unix(sp.Now, 0) }
+	}
+	return prune.Run(ctx, cfg)
+}
+
+func childRelay(ctx context.Context, sp spec, hit func(string)) error {
+	pool, err := payments.Pool(ctx, sp.DSN, 4)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return outbox.Run(ctx, outbox.Config{Pool: pool, Group: sp.Group, Endpoint: sp.Endpoint, Workers: 1, Poll: 10 * time.Millisecond,
+		Timeout: 500 * time.Millisecond, Lease: 600 * time.Millisecond, Failpoint: hit})
 }
 
 // commitConn passes the point "during_db_commit" when COMMIT has been sent and
