@@ -48,6 +48,10 @@ func ratio(s subject) Line {
 	if keep == math.MaxInt64 {
 		remedy = "Keep markers for ever, or give the topic a finite retention; until then, do not reset the group's offsets."
 	}
+	if s.retention != nil && len(s.retention.Changes) > 0 {
+		// The comparison knows every number, and what would mend the tightest.
+		remedy = "Change " + s.retention.Changes[0].String() + "; until then, do not reset the group's offsets."
+	}
 	switch {
 	case configured > 0 && below(configured, t.RetentionRatioWarning):
 		l.Verdict = Violated

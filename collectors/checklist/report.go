@@ -111,11 +111,14 @@ func (p *printer) line(l Line) {
 	if p.colour {
 		verdict = "\x1b[" + colours[l.Verdict] + "m" + verdict + "\x1b[0m"
 	}
-	title := l.Title
-	if s := l.subject(); s != "" {
-		title += "  (" + s + ")"
+	title, subject := l.Title, l.subject()
+	if subject != "" && len(indent)+len([]rune(title))+len([]rune(subject))+4 <= p.width {
+		title, subject = title+"  ("+subject+")", ""
 	}
 	fmt.Fprintf(&p.b, "%s  %s\n", verdict, printable(title))
+	if subject != "" {
+		p.paragraph("", "("+subject+")")
+	}
 	if l.Value != "" || l.Threshold != "" {
 		var parts []string
 		if l.Value != "" {

@@ -1,0 +1,261 @@
+package checklist_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"oncewatch/alerts"
+	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/consumer"
+	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres"
+	"oncewatch/collectors/retention"
+)
+
+const day = 24 * time.Hour
+
+var now = time.Unix(1_800_000_000, 0)
+
+func known[T any](v T) kafka.Known[T] { return kafka.Known[T]{Value: v, OK: true} }
+
+// world is a healthy group on a seven-day topic; tests break one thing.
+type world struct {
+	checklist.Facts
+	series    *postgres.Series
+	markers   *postgres.Markers
+	table     *postgres.Table
+	health    *postgres.TableHealth
+	topic     *kafka.Topic
+	partition *kafka.GroupPartition
+	consumed  *consumer.Values
+	compared  *retention.Series
+}
+
+func healthy() *world {
+	w := &world{
+		table: &postgres.Table{
+			Schema: "public", Name: "processed_events",
+			Has: postgres.Columns{Group: "consumer_group", EventID: "event_id", Topic: "topic", Partition: "partition", Offset: "offset", ProcessedAt: "processed_at"},
+			Indexes: []postgres.Index{
+				{Name: "pkey", Unique: true, Valid: true, Columns: []string{"consumer_group", "event_id"}},
+				{Name: "by_time", Valid: true, Columns: []string{"processed_at"}},
+			},
+			TimeIndex: "by_time",
+		},
+		health: &postgres.TableHealth{
+			Indexes: []postgres.IndexHealth{{Name: "pkey", Bytes: 1e6, Valid: true, Bloat: 1.1}},
+			Holders: []postgres.Holder{{Kind: "session", Age: time.Second}}, LastVacuum: now.Add(-time.Hour),
+		},
+		topic:     &kafka.Topic{Name: "payments", Retention: known(kafka.Retention{Seconds: 7 * 86400, WorstCaseSeconds: 7.2 * 86400})},
+		partition: &kafka.GroupPartition{Committed: 101, Lag: known(int64(3)), Expired: known(int64(0)), OutOfRange: known(false), Waiting: known(now.Add(-time.Second))},
+		consumed:  &consumer.Values{Processed: 9990, Duplicates: 10, CommitLag: 0.1},
+		compared:  &retention.Series{Database: "db", Group: "g", Topic: "payments", Exact: true, Partitions: []*retention.Partition{{Unprotected: known(int64(0))}}},
+	}
+	w.markers = &postgres.Markers{
+		Database: "db", Table: w.table, Ready: true, ServerTime: now, ReadAt: now,
+		Config: postgres.Config{Retention: 8 * day},
+		Series: []postgres.Series{{
+			Group: "g", Topic: "payments", Rows: 1000, Counted: true, Oldest: now.Add(-8 * day), Newest: now,
+			Pruning: true, ObservedRetention: 8 * day, Handled: map[int64]postgres.Handled{0: {From: 0, To: 100}},
+		}},
+	}
+	w.series = &w.markers.Series[0]
+	w.Facts = checklist.Facts{
+		Now: now, Thresholds: alerts.Defaults(), ConsumersNamed: true,
+		Topics:    &kafka.Topics{Topics: map[string]*kafka.Topic{"payments": w.topic}},
+		Stores:    []checklist.Store{{Name: "db", Markers: w.markers, Health: w.health, Effect: "ledger_entries"}},
+		Retention: &retention.Snapshot{Series: []*retention.Series{w.compared}},
+	}
+	w.Stores[0].Divergence = &postgres.Divergence{Effects: "ledger_entries", Compared: 1, Rows: []postgres.Diverging{{Group: "g", Kind: postgres.DifferentTransaction}}}
+	return w
+}
+
+// lines evaluates; what is shared by pointer is put in place first.
+func (w *world) lines() map[string]checklist.Line {
+	if w.partition != nil {
+		w.Groups = &kafka.Groups{Groups: []*kafka.Group{{Name: "g", Readable: true, Topics: []kafka.GroupTopic{{Topic: "payments", Partitions: []kafka.GroupPartition{*w.partition}}}}}}
+	}
+	if w.consumed != nil {
+		w.Consumers = &consumer.Snapshot{Values: map[consumer.Key]consumer.Values{{Group: "g", Topic: "payments"}: *w.consumed}}
+	}
+	byRule := map[string]checklist.Line{}
+	for _, l := range checklist.Evaluate(w.Facts) {
+		byRule[l.Rule] = l
+	}
+	return byRule
+}
+
+func TestHealthy(t *testing.T) {
+	lines := healthy().lines()
+	for rule, l := range lines {
+		if l.Verdict != checklist.OK && !l.Outside {
+			t.Errorf("%s: %s: %s %s", rule, l.Verdict, l.Value, l.Meaning)
+		}
+		if l.Meaning == "" || l.Title == "" {
+			t.Errorf("%s says nothing: %+v", rule, l)
+		}
+		if l.Verdict == checklist.OK && l.Remedy != "" {
+			t.Errorf("%s is fine and has a remedy: %s", rule, l.Remedy)
+		}
+	}
+	for n := 1; n <= 6; n++ {
+		if !slices.ContainsFunc(checklist.Evaluate(healthy().Facts), func(l checklist.Line) bool { return l.Number == n }) {
+			t.Errorf("line %d of the checklist is missing", n)
+		}
+	}
+}
+
+// Each fault moves its own line and says what to do.
+func TestFaults(t *testing.T) {
+	for name, c := range map[string]struct {
+		fault func(*world)
+		rule  string
+		want  checklist.Verdict
+		says  string // in value, meaning, remedy or evidence
+	}{
+		"id reuse":             {func(w *world) { w.consumed.Duplicates, w.consumed.Elsewhere = 500, 480 }, "duplicate-ratio", checklist.Violated, "fresh UUIDv7"},
+		"rebalance loop":       {func(w *world) { w.consumed.Duplicates = 500 }, "duplicate-ratio", checklist.Warning, "rebalance loop"},
+		"few events":           {func(w *world) { w.consumed.Processed, w.consumed.Duplicates = 90, 10 }, "duplicate-ratio", checklist.OK, ""},
+		"nobody asked":         {func(w *world) { w.consumed, w.ConsumersNamed = nil, false }, "duplicate-ratio", checklist.Unknown, "--consumer.metrics-url"},
+		"pruner stopped":       {func(w *world) { w.series.Oldest = now.Add(-12 * day) }, "row-count", checklist.Warning, "should have been pruned 4d ago"},
+		"over the limit":       {func(w *world) { w.markers.Config.RowLimit = 900 }, "row-count", checklist.Violated, "below 900"},
+		"still counting":       {func(w *world) { w.series.Counted, w.markers.Progress = false, 0.4 }, "row-count", checklist.Unknown, "40 %"},
+		"retention too short":  {func(w *world) { w.markers.Config.Retention = 3 * day }, "retention-ratio", checklist.Violated, "do not reset"},
+		"retention just there": {func(w *world) { w.series.ObservedRetention = 7 * day }, "retention-ratio", checklist.Warning, "hardly later"},
+		"rogue deletion":       {func(w *world) { w.series.ObservedRetention = 3 * day }, "retention-ratio", checklist.Violated, "Find who deletes them"},
+		"young table":          {func(w *world) { w.series.Oldest, w.series.Pruning = now.Add(-day), false }, "retention-ratio", checklist.OK, "young"},
+		"young and unconfigured": {func(w *world) {
+			w.series.Oldest, w.series.Pruning, w.markers.Config.Retention = now.Add(-day), false, 0
+		}, "retention-ratio", checklist.Unknown, "--postgres.retention"},
+		"unlimited topic":     {func(w *world) { w.topic.Retention.Value.Seconds = math.Inf(1) }, "retention-ratio", checklist.Violated, "finite retention"},
+		"retention denied":    {func(w *world) { w.topic.Retention.OK = false }, "retention-ratio", checklist.Unknown, "DESCRIBE_CONFIGS"},
+		"unprotected records": {func(w *world) { w.compared.Partitions[0].Unprotected = known(int64(42)) }, "replay-exposure", checklist.Violated, "42 events"},
+		"exposure unknown": {func(w *world) {
+			w.compared.Partitions[0] = &retention.Partition{Unseen: 7, Why: "never seen"}
+		}, "replay-exposure", checklist.Unknown, "at most 7 events"},
+		"consumers away": {func(w *world) { w.consumed = nil }, "handle-latency", checklist.Unknown, "None of the consumers' metrics could be read"},
+		"commits stuck":  {func(w *world) { w.consumed.CommitLag = 31 }, "commit-lag", checklist.Violated, "refused offset commits"},
+		"markers far ahead": {func(w *world) {
+			w.consumed.CommitLag, w.partition.Committed = math.NaN(), 1
+			w.series.Handled[0] = postgres.Handled{To: 5000}
+			w.series.Newest = now.Add(-time.Hour)
+		}, "commit-lag", checklist.Warning, "partition 0: newest marker at offset 5000, committed 1"},
+		"offset before marker": {func(w *world) { w.partition.Committed = 111 }, "commit-order", checklist.Warning, "10 records past the last marker"},
+		"records expired":      {func(w *world) { w.partition.Expired = known(int64(5)) }, "records-lost", checklist.Violated, "5 records"},
+		"topic made anew":      {func(w *world) { w.partition.OutOfRange = known(true) }, "records-lost", checklist.Violated, "made anew"},
+		"sequence gap":         {func(w *world) { w.consumed.Lost = 2 }, "records-lost", checklist.Violated, "2 records"},
+		"far behind":           {func(w *world) { w.partition.Waiting = known(now.Add(-6 * day)) }, "lag", checklist.Violated, "deleted unread"},
+		"split transactions":   {func(w *world) { w.Stores[0].Divergence.Rows[0].Rows = 3 }, "effect-divergence", checklist.Violated, "different transactions"},
+		"no effect table":      {func(w *world) { w.Stores[0].Effect = "" }, "effect-divergence", checklist.Unknown, "--postgres.effect.table"},
+		"no unique key":        {func(w *world) { w.table.Indexes[0].Unique = false }, "unique-key", checklist.Violated, "CREATE UNIQUE INDEX CONCURRENTLY"},
+		"invalid unique key":   {func(w *world) { w.table.Indexes[0].Valid = false }, "unique-key", checklist.Violated, "invalid"},
+		"day partitions":       {func(w *world) { w.table.Indexes[0].Columns = append(w.table.Indexes[0].Columns, "processed_at") }, "unique-key", checklist.Violated, "migrate --partitioned"},
+		"no time index":        {func(w *world) { w.table.TimeIndex = "" }, "time-index", checklist.Warning, "CREATE INDEX CONCURRENTLY"},
+		"invalid index":        {func(w *world) { w.table.Indexes = append(w.table.Indexes, postgres.Index{Name: "x_ccnew"}) }, "time-index", checklist.Warning, "x_ccnew"},
+		"old snapshot":         {func(w *world) { w.health.Holders[0].Age = 3 * time.Hour }, "vacuum-horizon", checklist.Warning, "pg_stat_activity"},
+		"bloated":              {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, "REINDEX INDEX CONCURRENTLY pkey"},
+		"vacuum behind":        {func(w *world) { w.health.DeadRows = 1_000_000 }, "dead-rows", checklist.Warning, "1,000,000"},
+		"plain role":           {func(w *world) { w.markers.Inexact = []postgres.Reason{postgres.ReasonRole} }, "ledger-exact", checklist.Warning, "pg_read_all_stats"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := healthy()
+			c.fault(w)
+			lines := w.lines()
+			l := lines[c.rule]
+			text := strings.Join(append([]string{l.Value, l.Threshold, l.Meaning, l.Remedy}, l.Evidence...), "\n")
+			if l.Verdict != c.want || !strings.Contains(text, c.says) {
+				t.Errorf("%s, want %s and %q:\n%s", l.Verdict, c.want, c.says, text)
+			}
+			if l.Verdict == checklist.Violated && l.Remedy == "" {
+				t.Errorf("violated without a remedy: %+v", l)
+			}
+			for rule, other := range lines {
+				if rule != c.rule && other.Verdict == checklist.Violated {
+					t.Errorf("%s is violated too: %s", rule, other.Meaning)
+				}
+			}
+		})
+	}
+}
+
+func TestSourcesAway(t *testing.T) {
+	f := checklist.Facts{Now: now, Thresholds: alerts.Defaults(), Stores: []checklist.Store{{Name: "db"}},
+		Sources: []poll.Status{{Collector: "markers", Err: errors.New("connection refused"), Stale: true}}}
+	r := checklist.NewReport(f)
+	if r.Whole() || r.Verdict != checklist.Unknown || r.Unread[0].Error != "connection refused" {
+		t.Errorf("%+v", r)
+	}
+	// A group that Kafka does not tell of is judged by what is known.
+	w := healthy()
+	w.partition, w.Topics, w.Retention, w.consumed = nil, nil, nil, nil
+	for rule, l := range w.lines() {
+		if l.Verdict == checklist.Violated {
+			t.Errorf("%s is violated for want of Kafka: %s", rule, l.Meaning)
+		}
+	}
+}
+
+// A table without a topic column is joined with the group's commits.
+func TestJoinWithoutTopicColumn(t *testing.T) {
+	w := healthy()
+	w.series.Topic = ""
+	if l := w.lines()["retention-ratio"]; l.Topic != "payments" || l.Verdict != checklist.OK {
+		t.Errorf("%+v", l)
+	}
+}
+
+func TestReport(t *testing.T) {
+	w := healthy()
+	w.markers.Config.Retention = 3 * day
+	w.table.TimeIndex = ""
+	w.lines() // puts the shared parts in place
+	r := checklist.NewReport(w.Facts)
+	if r.Lines[0].Verdict != checklist.Violated || r.Lines[1].Verdict != checklist.Warning || r.Counts["violated"] != 1 {
+		t.Errorf("not worst first: %+v", r.Counts)
+	}
+	if !r.Fails(checklist.Violated) || !r.Fails(checklist.Warning) || !r.Whole() {
+		t.Error("the report does not fail")
+	}
+	var plain, coloured, machine bytes.Buffer
+	if err := errors.Join(r.Text(&plain, false, 80), r.Text(&coloured, true, 80), r.JSON(&machine)); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(plain.String(), "\x1b") || !strings.Contains(coloured.String(), "\x1b[31m✖ violated") {
+		t.Error("colour")
+	}
+	for line := range strings.Lines(plain.String()) {
+		if len([]rune(line)) > 82 {
+			t.Errorf("wider than 80: %q", line)
+		}
+	}
+	var back checklist.Report
+	if err := json.Unmarshal(machine.Bytes(), &back); err != nil || back.Lines[0].Rule != r.Lines[0].Rule || back.Lines[0].Verdict != checklist.Violated {
+		t.Errorf("%v: %+v", err, back)
+	}
+
+	r.Lines[0].Group = "evil\x1b[2J\n"
+	plain.Reset()
+	if err := r.Text(&plain, false, 80); err != nil || strings.Contains(plain.String(), "\x1b") {
+		t.Error("a group's name steers the terminal")
+	}
+}
+
+func TestSpan(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0 ms", 250 * time.Millisecond: "250 ms", 90 * time.Second: "1m 30s", 8*day + 2*time.Hour + time.Minute: "8d 2h", -time.Hour: "-1h", math.MaxInt64: "unlimited", day: "1d",
+	} {
+		if got := checklist.Span(d); got != want {
+			t.Errorf("%v = %q, want %q", d, got, want)
+		}
+	}
+	if got := checklist.Number(-1234567); got != "-1,234,567" {
+		t.Error(got)
+	}
+}
