@@ -211,13 +211,11 @@ func (d *divergence) compare(ctx context.Context, conn *pgx.Conn, e *effects, lo
 func (d *divergence) fill(out *Divergence, database string, e *effects) {
 	out.Database, out.problems, out.Rows = database, e.problems, nil
 	sum := map[divergingKey]int64{}
-	if e.group != "" {
-		d.groups[e.group] = true
-	}
+	d.groups[e.group] = true
 	for group := range d.groups {
 		for _, kind := range e.kinds {
-			if group == "" && kind != EffectWithoutMarker && kind != CountDifference {
-				continue // effects without a group of their own
+			if group == "" && e.grouped && kind != EffectWithoutMarker && kind != CountDifference {
+				continue // effects of no group in particular
 			}
 			if kind == EffectWithoutMarker && group != e.group {
 				continue
@@ -241,6 +239,7 @@ func (d *divergence) fill(out *Divergence, database string, e *effects) {
 // effects knows how to compare.
 type effects struct {
 	group    string
+	grouped  bool // the markers have groups
 	kinds    []string
 	problems []poll.Problem
 	queries  func(lo, hi int64) []divergenceQuery
@@ -272,7 +271,7 @@ func (s *Store) effects(ctx context.Context, conn *pgx.Conn, in *session) (*effe
 	if x == nil {
 		return nil, &poll.KindError{Kind: "missing", Err: fmt.Errorf("table %s does not exist in database %s: create it or set postgres.effect.table", cfg.Table, in.Database)}
 	}
-	e := &effects{group: cfg.Group}
+	e := &effects{group: cfg.Group, grouped: t.Has.Group != ""}
 	problem := func(format string, args ...any) {
 		err := fmt.Errorf("table "+x.String()+": "+format, args...)
 		e.problems = append(e.problems, poll.Problem{Kind: "not_compared", Entity: "table " + x.String(), Err: err})
