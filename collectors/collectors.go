@@ -15,7 +15,6 @@ import (
 
 	"oncewatch/alerts"
 	"oncewatch/collectors/checklist"
-	"oncewatch/collectors/config"
 	"oncewatch/collectors/consumer"
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/poll"
@@ -40,23 +39,6 @@ type Poll struct {
 	Timeout  time.Duration `default:"10s" help:"Time one poll may take."`
 }
 
-// LoadStores reads the stores of the configuration file, if it lists any.
-func (c *Config) LoadStores(file *config.File) error {
-	if file == nil {
-		return nil
-	}
-	for i, entry := range file.List("stores") {
-		var one struct {
-			postgres.Config `embed:""`
-		}
-		if err := entry.Decode(&one); err != nil {
-			return fmt.Errorf("store %d: %w", i+1, err)
-		}
-		c.Stores = append(c.Stores, one.Config)
-	}
-	return nil
-}
-
 // Validate names every key that cannot be used, and its remedy. It connects to
 // nothing.
 func (c Config) Validate() error {
@@ -79,13 +61,6 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (c Config) stores() []postgres.Config {
-	if len(c.Stores) > 0 {
-		return c.Stores
-	}
-	return []postgres.Config{c.Postgres}
-}
-
 // Exporter is the sources and their pollers.
 type Exporter struct {
 	Pollers poll.Set
@@ -99,12 +74,6 @@ type Exporter struct {
 	compared *poll.Poller
 	groups   *poll.Poller
 	consumed *poll.Poller // nil where no consumer is named
-}
-
-// store is one database's pollers.
-type store struct {
-	*postgres.Store
-	markers, table, divergence *poll.Poller
 }
 
 // New makes the exporter. It connects to nothing: a source that is away is a
@@ -128,23 +97,28 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		return p
 	}
 	stores := c.stores()
+	names := &labels{owner: map[string]int{}}
 	for i, sc := range stores {
+		title := sc.Database
+		if title == "" || names.claim(title, i) != i {
+			title = fmt.Sprint(i + 1)
+		}
 		ps, err := postgres.New(sc, log, now)
 		if err != nil {
 			return nil, err
 		}
 		suffix := ""
 		if len(stores) > 1 {
-			suffix = ":" + cmp.Or(sc.Database, fmt.Sprint(i+1))
+			suffix = ":" + title
 		}
+		own := func(s poll.Source) poll.Source { return ownSeries{s, names, i, sc} }
 		s := store{Store: ps}
-		e.stores = append(e.stores, s)
-		s.markers = add("markers"+suffix, ps.Markers())
-		s.table = add("table"+suffix, ps.TableHealth())
+		s.markers = add("markers"+suffix, own(ps.Markers()))
+		s.table = add("table"+suffix, own(ps.TableHealth()))
 		if sc.Effect.Table != "" {
-			s.divergence = add("divergence"+suffix, ps.Divergence())
+			s.divergence = add("divergence"+suffix, own(ps.Divergence()))
 		}
-		e.stores[i] = s
+		e.stores = append(e.stores, s)
 	}
 	if e.kafka, err = kafka.New(c.Kafka, log, now); err != nil {
 		return nil, err
