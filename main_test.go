@@ -346,7 +346,7 @@ func TestCheck(t *testing.T) {
 		t.Fatalf("%v:\n%s", err, out)
 	}
 	if code != 1 || report.Version != 1 || report.Verdict != checklist.Violated || report.Lines[0].Rule != "retention-ratio" ||
-		!strings.Contains(report.Lines[0].Remedy, "Keep markers for at least") {
+		!strings.Contains(report.Lines[0].Remedy, "retention of the markers: 3d -> at least 15d 10h") {
 		t.Errorf("3 days against 7: exit %d, %+v", code, report.Lines[0])
 	}
 	if code, _, _ := check("--fail-on=warning"); code != 0 {
