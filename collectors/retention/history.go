@@ -1,6 +1,7 @@
 package retention
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -65,45 +66,35 @@ func (h *history) voidBefore(database, topic string) time.Time {
 	return time.Time{}
 }
 
-// committed is the lowest offset that the group's commit had from the time the
-// markers were read on: a marker is written before its offset is committed, so
-// what lies below it and has no marker has lost it. Unknown where the commits
-// were not read before the markers.
-func (h *history) committed(group, topic string, partition int32, markersRead time.Time) kafka.Known[int64] {
-	base := -1
-	for i, g := range h.groups {
-		if !g.at.After(markersRead) {
-			base = i
+// commits are a group's on a topic, from the last time they were read before
+// the markers were; empty where they were not, or are not known at one of these
+// times.
+func (h *history) commits(group, topic string, markersRead time.Time) (since []*kafka.GroupTopic) {
+	for _, groups := range slices.Backward(h.groups) {
+		g := groups.Group(group)
+		if g == nil || !g.Readable || g.Topic(topic) == nil {
+			return nil
+		}
+		since = append(since, g.Topic(topic))
+		if !groups.at.After(markersRead) {
+			return since
 		}
 	}
-	if base < 0 {
-		return kafka.Known[int64]{}
-	}
-	lowest := kafka.Known[int64]{}
-	for _, groups := range h.groups[base:] {
-		c, ok := commit(groups.Groups, group, topic, partition)
+	return nil
+}
+
+// lowest is the lowest offset that a group's commit on a partition had. A marker
+// is written before its offset is committed: what lies below this offset and
+// has no marker has lost it.
+func lowest(commits []*kafka.GroupTopic, partition int32) (low kafka.Known[int64]) {
+	for _, t := range commits {
+		i, ok := slices.BinarySearchFunc(t.Partitions, partition, func(p kafka.GroupPartition, id int32) int { return cmp.Compare(p.Partition, id) })
 		if !ok {
 			return kafka.Known[int64]{}
 		}
-		if !lowest.OK || c < lowest.Value {
-			lowest = known(c)
+		if c := t.Partitions[i].Committed; !low.OK || c < low.Value {
+			low = known(c)
 		}
 	}
-	return lowest
-}
-
-func commit(groups *kafka.Groups, group, topic string, partition int32) (int64, bool) {
-	g := groups.Group(group)
-	if g == nil || !g.Readable {
-		return 0, false
-	}
-	t := g.Topic(topic)
-	if t == nil {
-		return 0, false
-	}
-	i := slices.IndexFunc(t.Partitions, func(p kafka.GroupPartition) bool { return p.Partition == partition })
-	if i < 0 {
-		return 0, false
-	}
-	return t.Partitions[i].Committed, true
+	return low
 }

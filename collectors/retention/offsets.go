@@ -28,6 +28,7 @@ func (b *byOffset) ask(s *subject, q *questions) {
 }
 
 func (b *byOffset) judge(s *subject, q *questions) {
+	var commits []*kafka.GroupTopic
 	for _, p := range s.parts {
 		if s.settled(p) {
 			continue
@@ -44,7 +45,10 @@ func (b *byOffset) judge(s *subject, q *questions) {
 			p.LogStart = known(low)
 		}
 		if count > 0 {
-			if top = b.history.committed(s.series.Group, s.series.Topic, p.Partition.Partition, s.markers.ReadAt); !top.OK {
+			if commits == nil {
+				commits = b.history.commits(s.series.Group, s.series.Topic, s.markers.ReadAt)
+			}
+			if top = lowest(commits, p.Partition.Partition); !top.OK {
 				p.Why = "the group's commits were not read before the markers yet"
 				continue
 			}

@@ -216,13 +216,16 @@ func (s *stack) resetTo(group, topic string, to map[int32]int64) {
 	for p, at := range to {
 		offsets.AddOffset(topic, p, at, -1)
 	}
-	resp, err := s.admin.CommitOffsets(s.ctx(), group, offsets)
-	if err == nil {
-		err = resp.Error()
-	}
-	if err != nil {
-		s.Fatal(err)
-	}
+	s.until("the group's coordinator takes a commit", func() bool {
+		resp, err := s.admin.CommitOffsets(s.ctx(), group, offsets)
+		if err == nil {
+			err = resp.Error()
+		}
+		if err != nil && !kerr.IsRetriable(err) {
+			s.Fatal(err)
+		}
+		return err == nil
+	})
 }
 
 // consumer is the runbook's loop: marker and effect in one transaction, then
@@ -245,10 +248,15 @@ func (c consumer) run() {
 	c.Helper()
 	ctx := c.ctx()
 	ends := c.offsets(c.admin.ListCommittedOffsets(ctx, c.topic))
-	committed, err := c.admin.FetchOffsetsForTopics(ctx, c.group, c.topic)
-	if err != nil && !errors.Is(err, kerr.GroupIDNotFound) { // a group's first commit makes it
-		c.Fatal(err)
-	}
+	var committed kadm.OffsetResponses
+	c.until("the group's coordinator answers", func() (ok bool) {
+		var err error
+		committed, err = c.admin.FetchOffsetsForTopics(ctx, c.group, c.topic)
+		if err != nil && !kerr.IsRetriable(err) && !errors.Is(err, kerr.GroupIDNotFound) { // a group's first commit makes it
+			c.Fatal(err)
+		}
+		return !kerr.IsRetriable(err)
+	})
 	at := map[int32]int64{}
 	from := map[int32]kgo.Offset{}
 	for p, start := range c.starts(c.topic) {
@@ -324,7 +332,13 @@ func (c consumer) handle(ctx context.Context, records []*kgo.Record) {
 			claimed := c.at(r)
 			at = &claimed
 		}
-		batch.Queue(sql, c.group, string(r.Key), r.Topic, r.Partition, r.Offset, at)
+		id := r.Key
+		for _, h := range r.Headers {
+			if h.Key == "id" {
+				id = h.Value
+			}
+		}
+		batch.Queue(sql, c.group, string(id), r.Topic, r.Partition, r.Offset, at)
 	}
 	if err := pgx.BeginFunc(ctx, c.conn, func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() }); err != nil {
 		c.Fatal(err)
