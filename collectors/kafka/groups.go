@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 
 	"oncewatch/collectors/poll"
 )
@@ -79,52 +78,69 @@ func (s *groupsSource) Poll(ctx context.Context) (poll.Snapshot, error) {
 }
 
 // Collect implements poll.Snapshot.
-func (g *Groups) Collect(now time.Time, ch chan<- prometheus.Metric) { g.view.collect(now, ch) }
-
-func (g *Groups) newView(granularity string) view {
-	var v view
-	descs := lagOf(granularity)
-	v.gauge(leftOutDesc, float64(g.LeftOut), nil)
+func (g *Groups) Collect(now time.Time, ch chan<- prometheus.Metric) {
+	descs := lagOf(g.granularity)
+	send := newSender(now, ch)
+	send.gauge(leftOutDesc, float64(g.LeftOut), nil)
 	for _, group := range g.Groups {
 		if group.Members.OK {
-			v.gauge(membersDesc, float64(group.Members.Value), v.labels("consumer_group", group.Name))
+			send.gauge(membersDesc, float64(group.Members.Value), group.labels)
 		}
 		if group.State != "" {
-			v.gauge(stateDesc, 1, v.labels("consumer_group", group.Name, "state", group.State))
+			send.gauge(stateDesc, 1, group.stateLabels)
 		}
 		for i := range group.Topics {
 			t := &group.Topics[i]
-			labels := v.labels("consumer_group", group.Name, "topic", t.Topic)
-			v.gauge(topicInfoDesc, 1, labels)
-			if granularity == ByTopic {
-				v.lag(descs, t.Sum(), labels)
+			send.gauge(topicInfoDesc, 1, t.labels)
+			if g.granularity == ByTopic {
+				sum := t.Sum()
+				send.lag(descs, &sum, t.labels)
 				continue
 			}
-			for _, p := range t.Partitions {
-				v.lag(descs, p, v.labels("consumer_group", group.Name, "partition", strconv.Itoa(int(p.Partition)), "topic", t.Topic))
+			for i := range t.Partitions {
+				send.lag(descs, &t.Partitions[i], t.Partitions[i].labels)
 			}
 		}
 	}
-	v.pairs = nil
-	return v
 }
 
-func (v *view) lag(descs lagDescs, p GroupPartition, labels []*dto.LabelPair) {
+func (s *sender) lag(descs lagDescs, p *GroupPartition, labels labelSet) {
 	if p.Lag.OK {
-		v.gauge(descs.lag, float64(p.Lag.Value), labels)
+		s.gauge(descs.lag, float64(p.Lag.Value), labels)
 	}
 	if p.Waiting.OK {
-		v.age(descs.seconds, p.Waiting.Value, labels)
+		s.age(descs.seconds, p.Waiting.Value, labels)
 	}
 	if p.Expired.OK {
-		v.gauge(descs.expired, float64(p.Expired.Value), labels)
+		s.gauge(descs.expired, float64(p.Expired.Value), labels)
 	}
 	if p.OutOfRange.OK {
 		outside := 0.0
 		if p.OutOfRange.Value {
 			outside = 1
 		}
-		v.gauge(descs.outOfRange, outside, labels)
+		s.gauge(descs.outOfRange, outside, labels)
+	}
+}
+
+// label makes the samples' labels once, for all scrapes.
+func (g *Groups) label(granularity string) {
+	g.granularity = granularity
+	in := interner{}
+	for _, group := range g.Groups {
+		group.labels = in.labels("consumer_group", group.Name)
+		group.stateLabels = in.labels("consumer_group", group.Name, "state", group.State)
+		for i := range group.Topics {
+			t := &group.Topics[i]
+			t.labels = in.labels("consumer_group", group.Name, "topic", t.Topic)
+			if granularity == ByTopic {
+				continue
+			}
+			for j := range t.Partitions {
+				p := &t.Partitions[j]
+				p.labels = in.labels("consumer_group", group.Name, "partition", strconv.Itoa(int(p.Partition)), "topic", t.Topic)
+			}
+		}
 	}
 }
 

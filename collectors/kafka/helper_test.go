@@ -27,6 +27,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if of := os.Getenv(plainEnv); of != "" {
+		servePlain(of)
+	}
 	code := testenv.Main(m)
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
@@ -310,17 +313,28 @@ func (c *counting) take() (n map[kmsg.Key]int, sum int) {
 	return n, sum
 }
 
-// loadCommits gives each group commits on all partitions of one topic, some of
-// them at the end.
-func loadCommits(t testing.TB, client *kgo.Client, topics []string, partitions, groups int) {
+// load gives each partition eight records, and each group commits on all
+// partitions of one topic, some of them at the end.
+func load(t testing.TB, c *fake, topics []string, partitions, groups int) {
 	t.Helper()
-	admin := kadm.NewClient(client)
+	ctx := context.Background()
+	var records []*kgo.Record
+	for i, topic := range topics {
+		for p := range int32(partitions) {
+			for range 8 {
+				records = append(records, &kgo.Record{Topic: topic, Partition: p, Value: []byte("v"), Timestamp: time.Now().Add(-time.Duration(i+1) * time.Hour)})
+			}
+		}
+	}
+	if err := c.kgo.ProduceSync(ctx, records...).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
 	for g := range groups {
 		var o kadm.Offsets
 		for p := range int32(partitions) {
 			o.AddOffset(topics[g%len(topics)], p, int64(g%9), -1)
 		}
-		resp, err := admin.CommitOffsets(context.Background(), fmt.Sprintf("group-%04d", g), o)
+		resp, err := c.admin.CommitOffsets(ctx, fmt.Sprintf("group-%04d", g), o)
 		if err == nil {
 			err = resp.Error()
 		}
@@ -328,4 +342,12 @@ func loadCommits(t testing.TB, client *kgo.Client, topics []string, partitions, 
 			t.Fatal(err)
 		}
 	}
+}
+
+func names(n int) []string {
+	var out []string
+	for i := range n {
+		out = append(out, fmt.Sprintf("topic-%03d", i))
+	}
+	return out
 }

@@ -26,6 +26,9 @@ type leader struct {
 	err    error
 }
 
+// maxPartition is far above what a cluster can hold.
+const maxPartition = 1 << 20
+
 // loadMetadata asks any broker, for the named topics only. Topics are never
 // created by asking (case K11).
 func (r *requester) loadMetadata(ctx context.Context, topics []string) (metadata, error) {
@@ -53,6 +56,9 @@ func (r *requester) loadMetadata(ctx context.Context, topics []string) (metadata
 		}
 		tm := topicMetadata{id: t.TopicID, err: codeError(t.ErrorCode), leaders: make(map[int32]leader, len(t.Partitions))}
 		for _, p := range t.Partitions {
+			if p.Partition < 0 || p.Partition > maxPartition {
+				continue // no broker says so; the number becomes an index
+			}
 			// A partition without a leader may carry an error or just -1. Other
 			// errors, such as a replica that is away, leave the leader readable.
 			l := leader{broker: p.Leader}

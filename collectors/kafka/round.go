@@ -133,8 +133,8 @@ func (c *Client) poll(ctx context.Context) *round {
 			Err: fmt.Errorf("%d groups are left out: raise --kafka.max-groups (%d), or narrow --kafka.group", left, c.config.MaxGroups)})
 	}
 	groups.problems = append(groupProblems, r.downProblems()...)
-	topics.view = topics.newView(c.config.Granularity)
-	groups.view = groups.newView(c.config.Granularity)
+	topics.label(c.config.Granularity)
+	groups.label(c.config.Granularity)
 	if out.topicsErr == nil {
 		out.topics = topics
 	}

@@ -362,10 +362,7 @@ func TestRequestsPerPoll(t *testing.T) {
 	const topics, partitions = 50, 20
 	var undated [2][]int // each poll's requests without those that date records
 	for i, groups := range []int{100, 1000} {
-		var names []string
-		for n := range topics {
-			names = append(names, fmt.Sprintf("topic-%02d", n))
-		}
+		names := names(topics)
 		c := cluster(t, kfake.SeedTopics(partitions, names...))
 		load(t, c, names, partitions, groups)
 		// Groups of both protocols with members, so that all are described.
@@ -403,15 +400,4 @@ func TestRequestsPerPoll(t *testing.T) {
 	if !slices.Equal(undated[0], undated[1]) {
 		t.Errorf("requests for 100 groups %v, for 1,000 %v: want the same", undated[0], undated[1])
 	}
-}
-
-// load gives each partition ten records and each group commits on one topic.
-func load(t testing.TB, c *fake, topics []string, partitions, groups int) {
-	t.Helper()
-	for i, topic := range topics {
-		for p := range int32(partitions) {
-			c.produce(topic, p, 8, time.Now().Add(-time.Duration(i+1)*time.Hour))
-		}
-	}
-	loadCommits(t, c.kgo, topics, partitions, groups)
 }

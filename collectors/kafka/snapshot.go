@@ -27,8 +27,8 @@ type Topics struct {
 	// Topics by name. One that could not be read is here with nothing known.
 	Topics map[string]*Topic
 
-	problems []poll.Problem
-	view     view
+	problems    []poll.Problem
+	granularity string
 }
 
 // Topic is one of Topics.
@@ -38,6 +38,8 @@ type Topic struct {
 	Retention Known[Retention]
 	// Partitions by number; nil where the topic could not be read.
 	Partitions []Partition
+
+	labels labelSet
 }
 
 // Partition is one of a Topic.
@@ -48,6 +50,8 @@ type Partition struct {
 	// Oldest is the timestamp of the first record; not known where there is
 	// none.
 	Oldest Known[time.Time]
+
+	labels labelSet
 }
 
 // Groups is what one poll saw of the watched consumer groups.
@@ -60,8 +64,8 @@ type Groups struct {
 	// LeftOut is how many groups --kafka.max-groups left out.
 	LeftOut int
 
-	problems []poll.Problem
-	view     view
+	problems    []poll.Problem
+	granularity string
 }
 
 // Group is one of Groups.
@@ -77,12 +81,16 @@ type Group struct {
 	Readable bool
 	// Topics that the group has commits on, by name.
 	Topics []GroupTopic
+
+	labels, stateLabels labelSet
 }
 
 // GroupTopic is a topic that a Group has commits on.
 type GroupTopic struct {
 	Topic      string
 	Partitions []GroupPartition
+
+	labels labelSet
 }
 
 // GroupPartition is a partition that a Group has a commit on. Committed is
@@ -103,6 +111,8 @@ type GroupPartition struct {
 	// zero time where there is none. To a second or 1 % of its age as a rule,
 	// to 15 seconds or 5 % at worst.
 	Waiting Known[time.Time]
+
+	labels labelSet
 }
 
 // Problems implements poll.Snapshot.

@@ -74,42 +74,51 @@ func (s *topicsSource) Poll(ctx context.Context) (poll.Snapshot, error) {
 }
 
 // Collect implements poll.Snapshot.
-func (t *Topics) Collect(now time.Time, ch chan<- prometheus.Metric) { t.view.collect(now, ch) }
-
-func (t *Topics) newView(granularity string) view {
-	var v view
-	descs := boundsOf(granularity)
+func (t *Topics) Collect(now time.Time, ch chan<- prometheus.Metric) {
+	descs := boundsOf(t.granularity)
+	send := newSender(now, ch)
 	for _, topic := range t.Topics {
-		labels := v.labels("topic", topic.Name)
 		if r := topic.Retention; r.OK {
-			v.gauge(retentionSecondsDesc, r.Value.Seconds, labels)
-			v.gauge(retentionBytesDesc, r.Value.Bytes, labels)
-			v.gauge(worstCaseDesc, r.Value.WorstCaseSeconds, labels)
+			send.gauge(retentionSecondsDesc, r.Value.Seconds, topic.labels)
+			send.gauge(retentionBytesDesc, r.Value.Bytes, topic.labels)
+			send.gauge(worstCaseDesc, r.Value.WorstCaseSeconds, topic.labels)
 		}
-		if granularity == ByTopic {
+		if t.granularity == ByTopic {
 			start, end, oldest, ok := topic.sum()
 			if start.OK {
-				v.gauge(descs.start, float64(start.Value), labels)
-				v.gauge(descs.end, float64(end.Value), labels)
+				send.gauge(descs.start, float64(start.Value), topic.labels)
+				send.gauge(descs.end, float64(end.Value), topic.labels)
 			}
 			if ok && !oldest.IsZero() {
-				v.age(descs.oldest, oldest, labels)
+				send.age(descs.oldest, oldest, topic.labels)
 			}
 			continue
 		}
-		for id, p := range topic.Partitions {
-			labels := v.labels("partition", strconv.Itoa(id), "topic", topic.Name)
+		for _, p := range topic.Partitions {
 			if p.Start.OK && p.End.OK {
-				v.gauge(descs.start, float64(p.Start.Value), labels)
-				v.gauge(descs.end, float64(p.End.Value), labels)
+				send.gauge(descs.start, float64(p.Start.Value), p.labels)
+				send.gauge(descs.end, float64(p.End.Value), p.labels)
 			}
 			if p.Oldest.OK {
-				v.age(descs.oldest, p.Oldest.Value, labels)
+				send.age(descs.oldest, p.Oldest.Value, p.labels)
 			}
 		}
 	}
-	v.pairs = nil
-	return v
+}
+
+// label makes the samples' labels once, for all scrapes.
+func (t *Topics) label(granularity string) {
+	t.granularity = granularity
+	in := interner{}
+	for _, topic := range t.Topics {
+		topic.labels = in.labels("topic", topic.Name)
+		if granularity == ByTopic {
+			continue
+		}
+		for id := range topic.Partitions {
+			topic.Partitions[id].labels = in.labels("partition", strconv.Itoa(id), "topic", topic.Name)
+		}
+	}
 }
 
 // sum adds up the partitions' bounds and finds the oldest record, the zero time

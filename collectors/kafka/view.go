@@ -9,21 +9,36 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// view is a snapshot's samples, made once when it is polled: a scrape of a
-// hundred thousand series only walks over them. Label pairs are shared, since
-// the same few names make up all of them.
-type view struct {
-	samples []sample
-	pairs   map[[2]string]*dto.LabelPair
+// labelSet is a sorted label set as Prometheus' library wants it.
+type labelSet []*dto.LabelPair
+
+// interner shares label pairs: the same few names make up a hundred thousand
+// series.
+type interner map[[2]string]*dto.LabelPair
+
+// labels makes a label set of name and value pairs, which must be in the order
+// of the names.
+func (in interner) labels(of ...string) labelSet {
+	out := make(labelSet, 0, len(of)/2)
+	for i := 0; i < len(of); i += 2 {
+		key := [2]string{of[i], of[i+1]}
+		pair := in[key]
+		if pair == nil {
+			// Names come from outside; one that is not UTF-8 must not fail the page.
+			value := strings.ToValidUTF8(of[i+1], "\uFFFD")
+			pair = &dto.LabelPair{Name: &key[0], Value: &value}
+			in[key] = pair
+		}
+		out = append(out, pair)
+	}
+	return out
 }
 
-// sample is a prometheus.Metric: a gauge with a value, or, with since, with the
-// time that has passed since then.
+// sample is a prometheus.Metric: a gauge whose labels are shared.
 type sample struct {
 	desc   *prometheus.Desc
-	labels []*dto.LabelPair
-	value  float64
-	since  time.Time
+	labels labelSet
+	gauge  *dto.Gauge
 }
 
 // Desc implements prometheus.Metric.
@@ -31,52 +46,52 @@ func (s *sample) Desc() *prometheus.Desc { return s.desc }
 
 // Write implements prometheus.Metric.
 func (s *sample) Write(m *dto.Metric) error {
-	m.Label = s.labels
-	m.Gauge = &dto.Gauge{Value: &s.value}
+	m.Label, m.Gauge = s.labels, s.gauge
 	return nil
 }
 
-// labels makes a label set of name and value pairs, which must be in the
-// order of the names.
-func (v *view) labels(of ...string) []*dto.LabelPair {
-	out := make([]*dto.LabelPair, 0, len(of)/2)
-	for i := 0; i < len(of); i += 2 {
-		key := [2]string{of[i], of[i+1]}
-		pair := v.pairs[key]
-		if pair == nil {
-			if v.pairs == nil {
-				v.pairs = map[[2]string]*dto.LabelPair{}
-			}
-			// Names come from outside; one that is not UTF-8 must not fail the page.
-			value := strings.ToValidUTF8(of[i+1], "\uFFFD")
-			pair = &dto.LabelPair{Name: &key[0], Value: &value}
-			v.pairs[key] = pair
-		}
-		out = append(out, pair)
+// sender sends a snapshot's samples as they are at now. Most values of a large
+// cluster are the same few numbers, which share a gauge within one scrape.
+type sender struct {
+	now   time.Time
+	ch    chan<- prometheus.Metric
+	same  map[float64]*dto.Gauge
+	spare []sample
+}
+
+func newSender(now time.Time, ch chan<- prometheus.Metric) *sender {
+	return &sender{now: now, ch: ch, same: map[float64]*dto.Gauge{}}
+}
+
+// maxShared bounds the memory of the numbers that are remembered.
+const maxShared = 1024
+
+func (s *sender) gauge(desc *prometheus.Desc, value float64, labels labelSet) {
+	if math.IsNaN(value) {
+		return
 	}
-	return out
-}
-
-func (v *view) gauge(desc *prometheus.Desc, value float64, labels []*dto.LabelPair) {
-	if !math.IsNaN(value) {
-		v.samples = append(v.samples, sample{desc: desc, labels: labels, value: value})
+	g := s.same[value]
+	if g == nil {
+		g = &dto.Gauge{Value: &value}
+		if len(s.same) < maxShared {
+			s.same[value] = g
+		}
 	}
+	if len(s.spare) == 0 {
+		s.spare = make([]sample, 256)
+	}
+	one := &s.spare[0]
+	s.spare = s.spare[1:]
+	*one = sample{desc, labels, g}
+	s.ch <- one
 }
 
-// age adds a gauge that is the age of a record; 0 for the zero time.
-func (v *view) age(desc *prometheus.Desc, record time.Time, labels []*dto.LabelPair) {
-	v.samples = append(v.samples, sample{desc: desc, labels: labels, since: record})
-}
-
-func (v *view) collect(now time.Time, ch chan<- prometheus.Metric) {
-	for i := range v.samples {
-		s := &v.samples[i]
-		if s.since.IsZero() {
-			ch <- s
-			continue
-		}
-		if a := age(now, s.since); a.OK {
-			ch <- &sample{desc: s.desc, labels: s.labels, value: a.Value}
-		}
+// age sends how long ago a record was written: 0 for the zero time, nothing
+// where its timestamp cannot be right.
+func (s *sender) age(desc *prometheus.Desc, record time.Time, labels labelSet) {
+	if record.IsZero() {
+		s.gauge(desc, 0, labels)
+	} else if a := age(s.now, record); a.OK {
+		s.gauge(desc, a.Value, labels)
 	}
 }

@@ -1,0 +1,183 @@
+package kafka_test
+
+import (
+	"bufio"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/twmb/franz-go/pkg/kfake"
+
+	"oncewatch/collectors/kafka"
+	"oncewatch/deploy/testenv"
+)
+
+// scrape fetches a page as Prometheus does and counts its samples.
+func fetch(t testing.TB, url string) (samples int) {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept-Encoding", "gzip")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body := io.Reader(resp.Body)
+	if resp.Header.Get("Content-Encoding") == "gzip" {
+		if body, err = gzip.NewReader(resp.Body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines := bufio.NewScanner(body)
+	for lines.Scan() {
+		if line := lines.Text(); line != "" && line[0] != '#' {
+			samples++
+		}
+	}
+	if err := lines.Err(); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatal(resp.Status, err)
+	}
+	return samples
+}
+
+// BenchmarkScrape is the time of a scrape over HTTP, compressed and counted, of
+// 50 topics × 20 partitions and 100 groups. With -benchtime=20x it is the
+// median of twenty.
+func BenchmarkScrape(b *testing.B) {
+	for _, tt := range []struct {
+		name        string
+		granularity string
+		gone        bool
+	}{{"partition", kafka.ByPartition, false}, {"topic", kafka.ByTopic, false}, {"brokers-gone", kafka.ByPartition, true}} {
+		b.Run(tt.name, func(b *testing.B) {
+			c := cluster(b, kfake.SeedTopics(20, names(50)...))
+			load(b, c, names(50), 20, 100)
+			w := watch(b, c.ListenAddrs(), func(conf *kafka.Config) { conf.Granularity = tt.granularity })
+			w.mustPoll()
+			if tt.gone {
+				c.Close()
+				w.next()
+			}
+			server := httptest.NewServer(promhttp.HandlerFor(w.reg, promhttp.HandlerOpts{}))
+			defer server.Close()
+			samples := fetch(b, server.URL)
+			var took []time.Duration
+			for b.Loop() {
+				begin := time.Now()
+				fetch(b, server.URL)
+				took = append(took, time.Since(begin))
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-median")
+			b.ReportMetric(float64(samples), "series")
+		})
+	}
+}
+
+// BenchmarkPoll is the time of a poll at 100 and 1,000 groups, its requests
+// included.
+func BenchmarkPoll(b *testing.B) {
+	for _, groups := range []int{100, 1000} {
+		b.Run(fmt.Sprintf("groups=%d", groups), func(b *testing.B) {
+			c := cluster(b, kfake.SeedTopics(20, names(50)...))
+			load(b, c, names(50), 20, groups)
+			w := watch(b, c.ListenAddrs())
+			w.mustPoll()
+			count := c.counting()
+			sum := 0
+			for b.Loop() {
+				w.next()
+				_, n := count.take()
+				sum += n
+			}
+			b.ReportMetric(float64(sum)/float64(b.N), "requests/poll")
+		})
+	}
+}
+
+// BenchmarkMemory is the memory of the exporter itself, in a process of its
+// own, at 200 topics × 20 partitions and 1,000 groups over 100 scrapes while it
+// polls. Run it with -benchtime=1x.
+func BenchmarkMemory(b *testing.B) {
+	oncewatch := buildOncewatch(b)
+	for _, granularity := range []string{kafka.ByPartition, kafka.ByTopic} {
+		b.Run(granularity, func(b *testing.B) {
+			c := cluster(b, kfake.SeedTopics(20, names(200)...))
+			load(b, c, names(200), 20, 1000)
+			address := freeAddress(b)
+			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","), "--kafka.granularity="+granularity,
+				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=5s", "--poll.timeout=5s", "--log.level=error"), address)
+			samples := 0
+			for deadline := time.Now().Add(time.Minute); samples < 1000; time.Sleep(100 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					b.Fatal("no series")
+				}
+				if conn, err := net.Dial("tcp", address); err == nil {
+					_ = conn.Close()
+					samples = fetch(b, p.url)
+				}
+			}
+			var rss []float64
+			var took []time.Duration
+			for b.Loop() {
+				for i := range 100 {
+					begin := time.Now()
+					samples = fetch(b, p.url)
+					took = append(took, time.Since(begin))
+					if i%10 == 9 {
+						rss = append(rss, residentMB(b, p.Process.Pid))
+					}
+				}
+			}
+			b.Logf("RSS in MB after each ten scrapes: %.0f", rss)
+			slices.Sort(took)
+			b.ReportMetric(rss[len(rss)-1], "MB-last")
+			b.ReportMetric(slices.Max(rss), "MB-most")
+			b.ReportMetric(float64(samples), "series")
+			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-median-scrape")
+		})
+	}
+}
+
+func buildOncewatch(t testing.TB) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "oncewatch")
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Dir = testenv.Root()
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return program
+}
+
+func residentMB(t testing.TB, pid int) float64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Skip("no /proc to read the memory from: ", err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			var kb float64
+			if _, err := fmt.Sscan(rest, &kb); err == nil {
+				return kb / 1024
+			}
+		}
+	}
+	t.Fatal("/proc does not tell VmRSS")
+	return 0
+}
