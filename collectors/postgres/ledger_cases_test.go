@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // A transaction that began minutes before it wrote commits into a minute that
@@ -523,5 +525,41 @@ func TestTableReplaced(t *testing.T) {
 	b.insert("g", "t", 7, 2*time.Hour)
 	if s := b.pollExact().find("g", "t"); s.Rows != 7 || s.Pruned != 0 {
 		t.Errorf("%+v, want 7 rows and nothing pruned", s)
+	}
+}
+
+// A steady poll reads a small part of the table, also with a group that is new
+// or rare. case P13
+func TestASteadyPollReadsLittle(t *testing.T) {
+	t.Parallel()
+	const rows = 200_000
+	b := newBench(t, Config{}, runbookDDL, "ALTER TABLE processed_events SET (autovacuum_enabled = off)")
+	b.exec(fmt.Sprintf(`INSERT INTO processed_events SELECT 'g' || i %% 3, 'e' || i, 't', i %% 4, i, now() - (i + 2400) * interval '50 ms' FROM generate_series(1, %d) i`, rows))
+	b.exec("VACUUM ANALYZE processed_events")
+	b.ids = rows
+	b.insert("rare", "t", 3, time.Minute)
+	b.store.ledger.t.scrubRows = 1000
+	b.store.ledger.observer = func(ctx context.Context, conn *pgx.Conn) {
+		if _, err := conn.Exec(ctx, "SELECT pg_stat_force_next_flush()"); err != nil {
+			t.Error(err)
+		}
+	}
+	for !b.poll().Ready {
+	}
+	b.poll()
+	before := b.read()
+	for range 5 {
+		if n := b.poll().Rows(); n != rows+3 {
+			t.Errorf("%d rows", n)
+		}
+	}
+	each := (b.read() - before) / 5
+	var pages int64
+	if err := b.conn.QueryRow(t.Context(), "SELECT pg_relation_size('processed_events') / 8192").Scan(&pages); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d blocks a poll, of %d", each, pages)
+	if each == 0 || each*4 > pages {
+		t.Errorf("%d blocks a poll of a table of %d", each, pages)
 	}
 }

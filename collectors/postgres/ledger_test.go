@@ -155,6 +155,9 @@ func (b *bench) pollExact() *Markers {
 func counts(t testing.TB, ctx context.Context, conn *pgx.Conn, table *Table) []string {
 	t.Helper()
 	c := newCounter(table)
+	if _, err := conn.Exec(ctx, "SET LOCAL statement_timeout = 0; SET LOCAL enable_seqscan = on"); err != nil {
+		t.Error(err)
+	}
 	group, topic := "NULL", "NULL"
 	if table.Has.Group != "" {
 		group = quote(table.Has.Group) + "::text"

@@ -301,9 +301,6 @@ func BenchmarkScalePoll(b *testing.B) {
 				for tries := 0; compared < 3 && tries < 20; tries++ {
 					var want []string
 					store.ledger.observer = func(ctx context.Context, conn *pgx.Conn) {
-						if _, err := conn.Exec(ctx, "SET LOCAL statement_timeout = 0; SET LOCAL enable_seqscan = on"); err != nil {
-							b.Error(err)
-						}
 						want = counts(b, ctx, conn, store.ledger.table)
 					}
 					ctx, cancel := context.WithTimeout(b.Context(), 10*time.Minute)
