@@ -38,7 +38,7 @@ var metrics = map[string][]string{
 	"processed_events_dead_rows":                         {"database"},
 	"processed_events_last_vacuum_timestamp_seconds":     {"database"},
 	"processed_events_index_bloat_ratio":                 {"database", "index"},
-	"processed_events_xmin_horizon_age_seconds":          {"database"},
+	"processed_events_xmin_horizon_age_seconds":          {"database", "holder"},
 	"kafka_topic_retention_seconds":                      {"topic"},
 	"kafka_topic_worst_case_retention_seconds":           {"topic"},
 	"kafka_topic_oldest_record_age_seconds":              {"topic", "partition"},
@@ -55,7 +55,7 @@ var metrics = map[string][]string{
 	"oncewatch_ledger_inexact":                           {"database", "reason"},
 	"oncewatch_ledger_corrections_total":                 {"database"},
 	"oncewatch_ledger_scrub_age_seconds":                 {"database"},
-	"oncewatch_build_info":                               {"version", "revision", "goversion"},
+	"oncewatch_build_info":                               {"goarch", "goos", "goversion", "revision", "tags"},
 
 	"events_handled_total":                        {"consumer_group", "topic", "outcome"},
 	"events_duplicate_origin_total":               {"consumer_group", "topic", "origin"},

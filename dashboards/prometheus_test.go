@@ -41,7 +41,7 @@ func startPrometheus(t *testing.T, native bool, jobs map[string]string) server {
 		fmt.Fprintf(&config, "- job_name: %s\n  static_configs: [{targets: [%q]}]\n", job, address)
 	}
 	// One of the alerts, without its patience.
-	rules := `groups: [{name: test, rules: [{alert: MarkerEffectDivergence, expr: processed_events_divergent_rows > 0, labels: {severity: critical}}]}]`
+	rules := `groups: [{name: test, rules: [{alert: EventsDeadLettered, expr: events_dead_lettered_total > 0, labels: {severity: warning}}]}]`
 	for name, text := range map[string]string{"prometheus.yml": config.String(), "rules.yml": rules} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -210,7 +210,8 @@ var labelSamples = map[string][]string{
 	"database": {"bank"}, "consumer_group": {"ledger-writer", "mailer"}, "topic": {"payments", "bookings"},
 	"partition": {"0", "1"}, "kind": {"marker_without_effect", "denied"}, "index": {"processed_events_pkey", "processed_events_processed_at"},
 	"collector": {"postgres", "kafka"}, "reason": {"role", "data"}, "outcome": {"processed", "duplicate"},
-	"origin": {"same_offset", "other_offset"}, "version": {"1.2.3"}, "revision": {"abc"}, "goversion": {"go1.26"},
+	"origin": {"same_offset", "other_offset"}, "holder": {"session", "slot"},
+	"revision": {"abc"}, "goversion": {"go1.26"}, "goos": {"linux"}, "goarch": {"amd64"}, "tags": {"netgo"},
 }
 
 func newExposition() *exposition {

@@ -143,7 +143,7 @@ func holding(t alerts.Thresholds) page {
 					noData: noTable, unit: "s",
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
 					steps:    []step{{600, watch}, {3600, violated}}, width: 8, height: 7,
-					queries: []query{{expr: expr(`max by (%s) (%s)`, perTable, sel("processed_events_xmin_horizon_age_seconds")), legend: "{{database}}"}},
+					queries: []query{{expr: expr(`max by (%s, holder) (%s)`, perTable, sel("processed_events_xmin_horizon_age_seconds")), legend: "{{database}} {{holder}}"}},
 					draw:    lines(longTime),
 				},
 			}},
