@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -178,4 +179,54 @@ func (o *openTransactions) stamped(starts []window) []window {
 		}
 	}
 	return ws
+}
+
+// countEnded counts again where transactions started that have ended since
+// the last poll.
+func (l *ledger) countEnded(ctx context.Context, q *recounter) (*openTransactions, error) {
+	r := q.reading
+	over, next := l.open.ended(r.before, r.inside)
+	if len(r.inside.prepared) > 0 {
+		r.reasons[ReasonPrepared] = true
+	}
+	if !r.session.ReadAllStats {
+		r.reasons[ReasonRole] = true
+	}
+	for _, w := range mergeWindows(over, l.width) {
+		if w.lo == hidden {
+			// It was open before we first looked: nobody can say since when.
+			l.scrub.hurry()
+			continue
+		}
+		if q.spent() {
+			next.owed = append(next.owed, window{w.lo, w.hi - 1})
+			r.reasons[ReasonCatchingUp] = true
+			continue
+		}
+		if err := q.recount(ctx, w.lo, w.hi); err != nil {
+			return nil, err
+		}
+	}
+	return next, nil
+}
+
+// mergeWindows widens windows to whole buckets and joins those that touch.
+// Those of unknown start stay by themselves.
+func mergeWindows(ws []window, width int64) []window {
+	ws = slices.Clone(ws)
+	for i, w := range ws {
+		if w.lo != hidden {
+			ws[i] = window{floor(w.lo, width), ceil(w.hi+1, width)}
+		}
+	}
+	slices.SortFunc(ws, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })
+	var merged []window
+	for _, w := range ws {
+		if n := len(merged); n > 0 && merged[n-1].lo != hidden && w.lo <= merged[n-1].hi {
+			merged[n-1].hi = max(merged[n-1].hi, w.hi)
+			continue
+		}
+		merged = append(merged, w)
+	}
+	return merged
 }

@@ -122,11 +122,7 @@ func (l *ledger) observeSeries(r *reading, series int32, lost []change) {
 		if !atEnd {
 			continue
 		}
-		clock := l.clock
-		if r.inside != nil {
-			clock = r.inside.clock
-		}
-		s.observed, s.hasObserved = clock-newest, true
+		s.observed, s.hasObserved = r.inside.clock-newest, true
 		s.pruneOffsets(c, newest)
 	}
 }

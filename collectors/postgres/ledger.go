@@ -1,10 +1,8 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -62,6 +60,8 @@ type ledger struct {
 	table *Table // nil before the first poll that found it
 	count *counter
 	ident identity
+	// server is when the server was started.
+	server string
 
 	book   book
 	series seriesTable
@@ -89,6 +89,10 @@ type ledger struct {
 	// tests to compare.
 	observer func(ctx context.Context, conn *pgx.Conn)
 }
+
+// failover is how far back rows are counted again when another server took
+// over: one that replicated asynchronously has lost its lag.
+const failover = 2 * minute
 
 // identity tells a table from another that took its place.
 type identity struct {
@@ -184,7 +188,12 @@ func (l *ledger) meet(in *session, c *counter) {
 		l.store.log.Warn("no valid index leads with the time: the markers are counted page by page, now and then",
 			"table", t.String(), "remedy", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s)", t.sql(), c.at))
 	}
-	l.table, l.count, l.ident = t, c, id
+	if l.clock != 0 && l.server != in.Started {
+		// Restarted, or another server took over, which may lack the last
+		// that this one had committed.
+		l.open.owed = append(l.open.owed, window{l.tailFrom - failover, l.tailFrom})
+	}
+	l.table, l.count, l.ident, l.server = t, c, id, in.Started
 	l.open.reach = 0
 	if !transactionTime(t.Column(t.Has.ProcessedAt)) {
 		l.open.reach = l.t.gap
@@ -229,145 +238,4 @@ func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 	l.open = next
 	l.advance(r)
 	return l.fill(ctx, r)
-}
-
-// mergeWindows widens windows to whole buckets and joins those that touch.
-// Those of unknown start stay by themselves.
-func mergeWindows(ws []window, width int64) []window {
-	ws = slices.Clone(ws)
-	for i, w := range ws {
-		if w.lo != hidden {
-			ws[i] = window{floor(w.lo, width), ceil(w.hi+1, width)}
-		}
-	}
-	slices.SortFunc(ws, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })
-	var merged []window
-	for _, w := range ws {
-		if n := len(merged); n > 0 && merged[n-1].lo != hidden && w.lo <= merged[n-1].hi {
-			merged[n-1].hi = max(merged[n-1].hi, w.hi)
-			continue
-		}
-		merged = append(merged, w)
-	}
-	return merged
-}
-
-// countEnded counts again where transactions started that have ended since
-// the last poll.
-func (l *ledger) countEnded(ctx context.Context, q *recounter) (*openTransactions, error) {
-	r := q.reading
-	over, next := l.open.ended(r.before, r.inside)
-	if len(r.inside.prepared) > 0 {
-		r.reasons[ReasonPrepared] = true
-	}
-	if !r.session.ReadAllStats {
-		r.reasons[ReasonRole] = true
-	}
-	for _, w := range mergeWindows(over, l.width) {
-		if q.spent() {
-			next.owed = append(next.owed, window{w.lo, w.hi - 1})
-			r.reasons[ReasonCatchingUp] = true
-			continue
-		}
-		if w.lo == hidden {
-			// It was open before we first looked: nobody can say since when.
-			l.scrub.hurry()
-			continue
-		}
-		if err := q.recount(ctx, w.lo, w.hi); err != nil {
-			return nil, err
-		}
-	}
-	return next, nil
-}
-
-// recounter counts in one snapshot.
-type recounter struct {
-	*ledger
-	conn    *pgx.Conn
-	reading *reading
-	began   time.Time
-	// tailLo and tailHi are the ends of this poll's tail, which it has counted.
-	tailLo, tailHi int64
-}
-
-// spent says whether the snapshot is old enough to end.
-func (q *recounter) spent() bool { return time.Since(q.began) > snapshotBudget }
-
-// recount counts a range again that may lie anywhere, and leaves out what this
-// poll's tail has counted and what the backfill has yet to count.
-func (q *recounter) recount(ctx context.Context, lo, hi int64) error {
-	hi = min(hi, q.tailLo)
-	if lo >= hi {
-		return nil
-	}
-	lo, hi = floor(lo, q.width), min(ceil(hi, q.width), q.tailLo)
-	if f := &q.backfill; f.active {
-		if _, err := q.recountCovered(ctx, lo, min(hi, f.next)); err != nil {
-			return err
-		}
-		lo = max(lo, f.end)
-	}
-	_, err := q.recountCovered(ctx, lo, hi)
-	return err
-}
-
-// recountCovered counts a range as wide as its buckets should be.
-func (q *recounter) recountCovered(ctx context.Context, lo, hi int64) ([]change, error) {
-	if lo >= hi {
-		return nil, nil
-	}
-	lo, hi = q.book.span(lo, hi)
-	counted, err := q.countBetween(ctx, q.conn, lo, hi)
-	if err != nil {
-		return nil, err
-	}
-	return q.apply(q.reading, lo, hi, counted), nil
-}
-
-// replace counts a range whose ends are borders of buckets and puts the result
-// in the book.
-func (q *recounter) replace(ctx context.Context, lo, hi, width int64) ([]change, error) {
-	if lo >= hi {
-		return nil, nil
-	}
-	counted, err := q.count.count(ctx, q.conn, lo, hi, width, q.series.intern)
-	if err != nil {
-		return nil, err
-	}
-	return q.apply(q.reading, lo, hi, counted), nil
-}
-
-// apply puts the count of a range in the book and keeps the difference.
-func (l *ledger) apply(r *reading, lo, hi int64, counted []*bucket) []change {
-	changes := l.book.replace(lo, hi, counted)
-	l.note(r, changes)
-	return changes
-}
-
-// note adds changes to what was seen to come and go.
-func (l *ledger) note(r *reading, changes []change) {
-	for _, c := range changes {
-		s := l.series.at(c.series)
-		switch d := c.after.count - c.before.count; {
-		case d > 0:
-			s.inserted += d
-			l.tally.inserted += d
-		case d < 0:
-			s.pruned -= d
-			l.tally.pruned -= d
-		}
-	}
-	r.changes = append(r.changes, changes...)
-}
-
-func ceil(t, width int64) int64 {
-	f := floor(t, width)
-	switch {
-	case f == t:
-		return t
-	case f > maxTime-width:
-		return maxTime
-	}
-	return f + width
 }

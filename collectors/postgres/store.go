@@ -7,6 +7,7 @@
 //
 //	cells.go     counts per time bucket and series, in memory
 //	count.go     the one statement that counts a range
+//	recount.go   a range counted again in one snapshot
 //	tail.go      what came since the last poll
 //	activity.go  transactions that were open then and have ended since
 //	edge.go      what the pruner took at the old end
@@ -79,7 +80,9 @@ func New(cfg Config, log *slog.Logger, now func() time.Time) (*Store, error) {
 	cfg.Table = cmp.Or(cfg.Table, "processed_events")
 	cfg.Columns = cfg.Columns.withDefaults()
 	cfg.MaxCells = cmp.Or(cfg.MaxCells, 1_000_000)
-	cfg.Effect.Window = cmp.Or(cfg.Effect.Window, time.Hour)
+	e := &cfg.Effect
+	e.EventID, e.Time, e.TxID = cmp.Or(e.EventID, "event_id"), cmp.Or(e.Time, "created_at"), cmp.Or(e.TxID, "txid")
+	e.Window = cmp.Or(e.Window, time.Hour)
 	pc, err := parseDSN(cfg.DSN)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,99 @@
+package postgres
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// recounter counts in one snapshot.
+type recounter struct {
+	*ledger
+	conn    *pgx.Conn
+	reading *reading
+	began   time.Time
+	// tailLo and tailHi are the ends of this poll's tail, which it has counted.
+	tailLo, tailHi int64
+}
+
+// spent says whether the snapshot is old enough to end.
+func (q *recounter) spent() bool { return time.Since(q.began) > snapshotBudget }
+
+// recount counts a range again that may lie anywhere, and leaves out what this
+// poll's tail has counted and what the backfill has yet to count.
+func (q *recounter) recount(ctx context.Context, lo, hi int64) error {
+	hi = min(hi, q.tailLo)
+	if lo >= hi {
+		return nil
+	}
+	lo, hi = floor(lo, q.width), min(ceil(hi, q.width), q.tailLo)
+	if f := &q.backfill; f.active {
+		if _, err := q.recountCovered(ctx, lo, min(hi, f.next)); err != nil {
+			return err
+		}
+		lo = max(lo, f.end)
+	}
+	_, err := q.recountCovered(ctx, lo, hi)
+	return err
+}
+
+// recountCovered counts a range as wide as its buckets should be.
+func (q *recounter) recountCovered(ctx context.Context, lo, hi int64) ([]change, error) {
+	if lo >= hi {
+		return nil, nil
+	}
+	lo, hi = q.book.span(lo, hi)
+	counted, err := q.countBetween(ctx, q.conn, lo, hi)
+	if err != nil {
+		return nil, err
+	}
+	return q.apply(q.reading, lo, hi, counted), nil
+}
+
+// replace counts a range whose ends are borders of buckets and puts the result
+// in the book.
+func (q *recounter) replace(ctx context.Context, lo, hi, width int64) ([]change, error) {
+	if lo >= hi {
+		return nil, nil
+	}
+	counted, err := q.count.count(ctx, q.conn, lo, hi, width, q.series.intern)
+	if err != nil {
+		return nil, err
+	}
+	return q.apply(q.reading, lo, hi, counted), nil
+}
+
+// apply puts the count of a range in the book and keeps the difference.
+func (l *ledger) apply(r *reading, lo, hi int64, counted []*bucket) []change {
+	changes := l.book.replace(lo, hi, counted)
+	l.note(r, changes)
+	return changes
+}
+
+// note adds changes to what was seen to come and go.
+func (l *ledger) note(r *reading, changes []change) {
+	for _, c := range changes {
+		s := l.series.at(c.series)
+		switch d := c.after.count - c.before.count; {
+		case d > 0:
+			s.inserted += d
+			l.tally.inserted += d
+		case d < 0:
+			s.pruned -= d
+			l.tally.pruned -= d
+		}
+	}
+	r.changes = append(r.changes, changes...)
+}
+
+func ceil(t, width int64) int64 {
+	f := floor(t, width)
+	switch {
+	case f == t:
+		return t
+	case f > maxTime-width:
+		return maxTime
+	}
+	return f + width
+}
