@@ -139,7 +139,7 @@ func holding(t alerts.Thresholds) page {
 					draw:    lines(longTime),
 				},
 				{
-					title: "Age of the xmin horizon", description: "Good: minutes. A line that rises by 1 s/s is one holder: a forgotten transaction, a replication slot, a prepared transaction. End it, or dead rows stay.",
+					title: "What holds vacuum back", description: "For how long each kind of holder has kept vacuum from removing rows: a session's open transaction, a prepared transaction, a replication slot. Good: minutes. A line that rises by 1 s/s is one forgotten holder: end it, or dead rows stay.",
 					noData: noTable, unit: "s",
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
 					steps:    []step{{600, watch}, {3600, violated}}, width: 8, height: 7,
