@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"text/tabwriter"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -181,23 +182,37 @@ func terminal(w io.Writer) (colour bool, width int) {
 	return !plain, width
 }
 
-type rulesCmd struct {
-	Format      string            `default:"prometheus" enum:"prometheus,operator" help:"A rule file or a PrometheusRule object: ${enum}."`
-	Set         map[string]string `placeholder:"KEY=VALUE" help:"Set a threshold; see --list."`
-	Values      string            `placeholder:"FILE" type:"path" help:"YAML file of thresholds."`
+// thresholds are what rules and dashboards are made from.
+type thresholds struct {
+	Set         map[string]string `placeholder:"KEY=VALUE" help:"Set a threshold or window; \"oncewatch rules --list\" names them."`
+	Values      string            `placeholder:"FILE" type:"path" help:"YAML file of thresholds; --set wins over it."`
 	RunbookBase string            `placeholder:"URL" help:"Address under which alerts/runbooks/ is served."`
 }
 
+type rulesCmd struct {
+	thresholds
+	Format string `default:"prometheus" enum:"prometheus,operator" help:"A rule file or a PrometheusRule object: ${enum}."`
+	List   bool   `help:"List the thresholds with their defaults instead."`
+}
+
 func (c *rulesCmd) Run(env *environment) error {
+	if c.List {
+		w := tabwriter.NewWriter(env.stdout, 0, 0, 2, ' ', 0)
+		for _, v := range alerts.Values() {
+			_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Key, v.Default, v.Unit, v.Doc)
+		}
+		return w.Flush()
+	}
 	return alerts.Render(env.stdout, alerts.Options{Format: c.Format, Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase})
 }
 
 type dashboardsCmd struct {
+	thresholds
 	OutputDir string `default:"." type:"path" help:"Folder to write into; it is made if needed."`
 }
 
-func (c *dashboardsCmd) Run(env *environment) error {
-	return dashboards.Write(c.OutputDir, dashboards.Options{})
+func (c *dashboardsCmd) Run(*environment) error {
+	return dashboards.Write(c.OutputDir, dashboards.Options{Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase})
 }
 
 type demoCmd struct {

@@ -9,11 +9,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	toolkit "github.com/prometheus/exporter-toolkit/web"
+	"go.yaml.in/yaml/v3"
 )
 
 // Config is the listener's flags, as the programs of Prometheus know them.
@@ -72,6 +74,7 @@ type Server struct {
 	http      *http.Server
 	listeners []net.Listener
 	config    Config
+	scheme    string
 	log       *slog.Logger
 }
 
@@ -81,7 +84,7 @@ func Listen(ctx context.Context, c Config, log *slog.Logger) (*Server, error) {
 	if err := toolkit.Validate(c.ConfigFile); err != nil {
 		return nil, fmt.Errorf("--web.config.file %s: %w", c.ConfigFile, err)
 	}
-	s := &Server{config: c, log: log}
+	s := &Server{config: c, scheme: scheme(c.ConfigFile), log: log}
 	for _, address := range c.ListenAddress {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 		if err != nil {
@@ -93,6 +96,18 @@ func Listen(ctx context.Context, c Config, log *slog.Logger) (*Server, error) {
 	return s, nil
 }
 
+// scheme is https where the web configuration file has a certificate.
+func scheme(file string) string {
+	var c struct {
+		TLS map[string]any `yaml:"tls_server_config"`
+	}
+	text, err := os.ReadFile(file)
+	if err == nil && yaml.Unmarshal(text, &c) == nil && len(c.TLS) > 0 {
+		return "https"
+	}
+	return "http"
+}
+
 // URL is where the first listener is reached from this machine.
 func (s *Server) URL() string {
 	address := s.listeners[0].Addr().(*net.TCPAddr)
@@ -100,11 +115,7 @@ func (s *Server) URL() string {
 	if address.IP.IsUnspecified() {
 		host = "localhost"
 	}
-	scheme := "http"
-	if s.config.ConfigFile != "" {
-		scheme = "https" // or basic auth alone; close enough for a hint
-	}
-	return fmt.Sprintf("%s://%s", scheme, net.JoinHostPort(host, fmt.Sprint(address.Port)))
+	return fmt.Sprintf("%s://%s", s.scheme, net.JoinHostPort(host, fmt.Sprint(address.Port)))
 }
 
 // Serve answers requests until the context ends, then lets those under way
