@@ -377,7 +377,7 @@ func TestRulesAndDashboards(t *testing.T) {
 		t.Error("the rules lack the alert or the threshold")
 	}
 	stdout.Reset()
-	if code := run(context.Background(), []string{"rules", "--list"}, &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), "retention_ratio_warning  1.1") {
+	if code := run(context.Background(), []string{"rules", "--list"}, &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), "retention_ratio_warning    1.1") {
 		t.Errorf("list: exit %d: %.300s", code, stdout.String())
 	}
 	if code := run(context.Background(), []string{"rules", "--set", "nonsense=1"}, io.Discard, &stderr); code != 2 {
