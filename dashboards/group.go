@@ -196,7 +196,7 @@ func group(t alerts.Thresholds) page {
 							perGroup, sel("event_retries_total"), sel("events_handled_total")),
 						legend: "{{consumer_group}}",
 					}},
-					draw: lines(),
+					draw: lines(func(b *timeseries.PanelBuilder) { b.AxisSoftMax(2 * t.RetryRatio) }),
 				},
 				{
 					title:       "Dead letters",

@@ -191,7 +191,7 @@ func holding(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsExporterPollFailing"},
 					width:    8, height: 7,
 					queries: []query{{expr: replicated(perTable, expr(`increase(%s[$__rate_interval])`, sel("oncewatch_ledger_corrections_total"))), legend: "{{database}}"}},
-					draw:    lines(),
+					draw:    lines(shouldBeZero),
 				},
 				{
 					title: "Since when every bucket has been verified", description: "Good: hours at most. Growing without end: the scrub's budget is too small for this table.",

@@ -49,7 +49,7 @@ func verdictTable(t alerts.Thresholds, height uint32) panel {
 		description: fmt.Sprintf(`Every cell should say **holds**. The group in most trouble comes first; its name opens *Why not?* for it.
 
 1. **Duplicates**: at most %s %% of what is handled, and no id used for a second event.
-2. **Growth**: past full retention, pruning keeps up with inserting; what is handled is marked.
+2. **Growth**: nothing is left that should have been pruned, the table is within its limit, and what is handled is marked.
 3. **Retention**: markers are kept at least %s × as long as the broker keeps records, and no reset could apply a record twice.
 4. **Latency**: %s %% of the transactions end within %s ms.
 5. **Offset commit**: follows the database commit within %s s.

@@ -66,11 +66,15 @@ func TestVerdicts(t *testing.T) {
 	}
 	markers := func(inserted, pruned, oldest, configured float64) [][2]string {
 		return [][2]string{
+			exporter("processed_events_row_count", withTopic, flat(1000)),
 			exporter("processed_events_inserted_total", withTopic, perMinute(inserted)),
 			exporter("processed_events_pruned_total", withTopic, perMinute(pruned)),
 			exporter("processed_events_oldest_age_seconds", withTopic, flat(oldest)),
 			exporter("processed_events_configured_retention_seconds", oneTable, flat(configured)),
 		}
+	}
+	rowLimit := func(rows float64) [][2]string {
+		return [][2]string{exporter("processed_events_row_limit", oneTable, flat(rows))}
 	}
 	join := func(parts ...[][2]string) (all [][2]string) {
 		for _, p := range parts {
@@ -98,14 +102,21 @@ func TestVerdicts(t *testing.T) {
 		{"duplicates", "no consumer scraped", one(exporter("consumer_lag", group, flat(0))), none},
 
 		{"growth", "a young table prunes nothing", markers(1000, 0, day, 8*day), 0},
-		{"growth", "pruning keeps up", markers(1000, 990, 8*day, 8*day), 0},
-		{"growth", "pruning falls behind", markers(1000, 500, 8*day, 8*day), 1},
-		{"growth", "the pruner is gone", markers(1000, 0, 9*day, 8*day), 1},
-		{"growth", "two replicas of the exporter", join(markers(1000, 990, 8*day, 8*day), one(
-			series("e:2", "processed_events_inserted_total", withTopic, perMinute(1000)),
-			series("e:2", "processed_events_pruned_total", withTopic, perMinute(990)))), 0},
+		{"growth", "pruning keeps up", markers(1000, 1000, 8*day, 8*day), 0},
+		{"growth", "a daily pruner leaves a day more", markers(1000, 0, 8.9*day, 8*day), 0},
+		{"growth", "the rate rose: more is inserted than pruned", markers(1000, 100, 8*day, 8*day), 0},
+		{"growth", "the pruner is gone", markers(1000, 0, 10*day, 8*day), 1},
+		{"growth", "two replicas of the exporter", join(markers(1000, 1000, 8*day, 8*day), rowLimit(1500), one(
+			series("e:2", "processed_events_row_count", withTopic, flat(1000)),
+			series("e:2", "processed_events_inserted_total", withTopic, perMinute(1000)))), 0},
+		{"growth", "within the limit", join(markers(1000, 0, day, 8*day), rowLimit(2000)), 0},
+		{"growth", "beyond the limit", join(markers(1000, 0, day, 8*day), rowLimit(999)), 2},
 		{"growth", "handled, and no marker written", join(markers(0, 0, day, 8*day), handled(1000, 0)), 2},
 		{"growth", "an idle group", join(markers(0, 0, day, 8*day), handled(0, 0)), 0},
+		{"growth", "neither retention nor limit configured", join(handled(1000, 0), one(
+			exporter("processed_events_row_count", withTopic, flat(1000)),
+			exporter("processed_events_inserted_total", withTopic, perMinute(1000)),
+			exporter("processed_events_oldest_age_seconds", withTopic, flat(30*day)))), none},
 
 		{"retention", "a young table under a sound pruner", retention(flat(7*day), flat(8*day), "0+60x400"), 0},
 		{"retention", "a margin too small, on day 0", retention(flat(7*day), flat(7.5*day), "0+60x400"), 1},
