@@ -94,16 +94,22 @@ func quantile(q float64) string {
 // value where nothing says so.
 
 // duplicateVerdict: the share of duplicates lies in the band that at-least-once
-// delivery explains, and none of them is an id used for a second event.
+// delivery explains. Above it is worse where most carry an id that was first
+// seen at another offset.
 func duplicateVerdict(t alerts.Thresholds) string {
-	counted := func(metric string, matchers ...string) string {
-		return expr(`sum by (%s) (increase(%s[%s]))`, perGroup, sel(metric, matchers...), t.DuplicateWindow)
+	counted := func(window model.Duration, metric string, matchers ...string) string {
+		return expr(`sum by (%s) (increase(%s[%s]))`, perGroup, sel(metric, matchers...), window)
 	}
-	handled := counted("events_handled_total")
-	enough := expr(`(%s >= bool %s)`, handled, num(t.DuplicateMinEvents))
+	handled := counted(t.DuplicateWindow, "events_handled_total")
+	duplicates := counted(t.DuplicateWindow, "events_handled_total", `outcome="duplicate"`)
+	elsewhere := counted(t.DuplicateWindow, "events_duplicate_origin_total", `origin="other_offset"`)
+	handledLong := counted(t.DuplicateLowWindow, "events_handled_total")
+	duplicatesLong := counted(t.DuplicateLowWindow, "events_handled_total", `outcome="duplicate"`)
+	tooHigh := expr(`(%s / %s > bool %s) * (%s >= bool %s)`, duplicates, handled, num(t.DuplicateRatioMax), handled, num(t.DuplicateMinEvents))
 	return worst(
-		expr(`(%s / %s > bool %s) * %s`, counted("events_handled_total", `outcome="duplicate"`), handled, num(t.DuplicateRatioMax), enough),
-		expr(`2 * (%s / %s > bool %s) * %s`, counted("events_duplicate_origin_total", `origin="other_offset"`), handled, num(t.DuplicateRatioMax), enough),
+		tooHigh,
+		expr(`2 * %s * (%s > bool 0.5 * %s)`, tooHigh, elsewhere, duplicates),
+		expr(`(%s / %s < bool %s) * (%s >= bool %s)`, duplicatesLong, handledLong, num(t.DuplicateRatioMin), handledLong, num(t.DuplicateLowMinEvents)),
 	)
 }
 
@@ -128,21 +134,16 @@ func growthVerdict(t alerts.Thresholds) string {
 }
 
 // retentionVerdict: markers outlive the broker's records. What the pruner
-// really keeps and what it is told to keep decide; the age of the oldest marker
-// alone says nothing about a table in its first days.
+// really keeps and what it is told to keep decide. The age of the oldest marker
+// alone only says something once it is high enough: a young table is not wrong.
 func retentionVerdict(t alerts.Thresholds) string {
-	short := func(ratio string) string {
-		return expr(`((%s) < bool %s) + ((%s) < bool %s)`, ratio, num(t.RetentionRatioWarning), ratio, num(t.RetentionRatioCritical))
-	}
-	oldest := againstRetention("processed_events_oldest_age_seconds")
+	warning, critical := num(t.RetentionRatioWarning), num(t.RetentionRatioCritical)
 	observed := againstRetention("processed_events_observed_retention_seconds")
-	configured := configuredAgainstRetention()
 	return worst(
-		short(observed),
-		short(configured),
-		expr(`2 * (sum by (%s) (max by (%s, topic, partition) (%s)) > bool 0)`, perGroup, perGroup, sel("processed_events_unprotected_records")),
-		expr(`((%s) < bool %s) unless on (%s) (max by (%s) (%s) or max by (%s) (%s))`, oldest, num(t.RetentionRatioWarning),
-			perGroup, perGroup, observed, perGroup, configured),
+		expr(`((%s) < bool %s) + ((%s) < bool %s)`, observed, warning, observed, critical),
+		expr(`2 * (%s < bool %s)`, configuredAgainstRetention(), warning),
+		expr(`2 * (sum by (%[1]s) (max by (%[1]s, topic, partition) (%[2]s)) > bool 0) > 0`, perGroup, sel("processed_events_unprotected_records")),
+		expr(`0 * ((%s) >= %s)`, againstRetention("processed_events_oldest_age_seconds"), warning),
 	)
 }
 
@@ -155,10 +156,15 @@ func latencyVerdict(t alerts.Thresholds) string {
 	)
 }
 
-// commitVerdict: the offset commit follows the database commit closely.
+// commitVerdict: the offset commit follows the database commit, and does not
+// fall behind.
 func commitVerdict(t alerts.Thresholds) string {
 	lag := expr(`max by (%s) (%s)`, perGroup, sel("consumer_offset_commit_lag_seconds"))
-	return expr(`(%s > bool %s) + (%s > bool %s)`, lag, num(t.CommitLagWarning), lag, num(t.CommitLagCritical))
+	before := expr(`max by (%s) (avg_over_time(%s[1h]))`, perGroup, sel("consumer_offset_commit_lag_seconds"))
+	return worst(
+		expr(`(%s > bool %s) * (%s > bool %s * %s)`, lag, num(t.CommitLagWarning), lag, num(t.CommitLagFactor), before),
+		expr(`2 * (%s > bool %s)`, lag, num(t.CommitLagCritical)),
+	)
 }
 
 // traceVerdict is what metrics can say of the log fields: a duplicate can be

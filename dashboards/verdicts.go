@@ -48,14 +48,14 @@ func verdictTable(t alerts.Thresholds, height uint32) panel {
 		title: "Checklist by consumer group",
 		description: fmt.Sprintf(`Every cell should say **holds**. The group in most trouble comes first; its name opens *Why not?* for it.
 
-1. **Duplicates**: at most %s %% of what is handled, and no id used for a second event.
+1. **Duplicates**: at most %s %% of what is handled; violated where most of them carry an id seen at another offset.
 2. **Growth**: nothing is left that should have been pruned, the table is within its limit, and what is handled is marked.
 3. **Retention**: markers are kept at least %s × as long as the broker keeps records, and no reset could apply a record twice.
 4. **Latency**: %s %% of the transactions end within %s ms.
-5. **Offset commit**: follows the database commit within %s s.
+5. **Offset commit**: follows the database commit within %s s, or is at least not falling behind.
 6. **Traceable**: every duplicate was traced to the delivery it repeats. (That log lines carry event_id and consumer_group cannot be seen in metrics.)
 
-**unknown**: the metrics for this item are not being scraped. Check the last row of this dashboard, and that the selection above does not leave them out.`,
+**unknown**: nothing that is scraped tells. Either its metrics are missing (see the last row of the overview, and the selection above), or it is too early: a table younger than its topic's retention, without a configured retention, proves nothing.`,
 			num(100*t.DuplicateRatioMax), num(t.RetentionRatioWarning), num(100*t.LatencyObjective), num(1000*t.LatencyP99), num(t.CommitLagWarning)),
 		noData:   "No consumer group is visible: is the exporter scraped, and does the selection above match one?",
 		runbooks: []string{"ProcessedEventsRetentionBelowBroker", "ConsumerDuplicateRatioHigh", "ConsumerOffsetCommitLagHigh"},

@@ -96,6 +96,7 @@ func TestVerdicts(t *testing.T) {
 		{"duplicates", "a normal share", join(handled(1000, 1), origin(1, 0)), 0},
 		{"duplicates", "a share above the band, all redelivered", join(handled(1000, 20), origin(20, 0)), 1},
 		{"duplicates", "the share comes from ids used again", join(handled(1000, 20), origin(0, 20)), 2},
+		{"duplicates", "hardly any among millions", join(handled(5000, 0.01), origin(0.01, 0)), 1},
 		{"duplicates", "a producer's rare retries are no reuse", join(handled(1000, 2), origin(1, 1)), 0},
 		{"duplicates", "too few events to say", join(handled(3, 1), origin(1, 0)), 0},
 		{"duplicates", "an idle group", join(handled(0, 0), origin(0, 0)), 0},
@@ -119,7 +120,9 @@ func TestVerdicts(t *testing.T) {
 			exporter("processed_events_oldest_age_seconds", withTopic, flat(30*day)))), none},
 
 		{"retention", "a young table under a sound pruner", retention(flat(7*day), flat(8*day), "0+60x400"), 0},
-		{"retention", "a margin too small, on day 0", retention(flat(7*day), flat(7.5*day), "0+60x400"), 1},
+		{"retention", "a margin too small, on day 0", retention(flat(7*day), flat(7.5*day), "0+60x400"), 2},
+		{"retention", "really pruned with hardly a margin", join(retention(flat(7*day), "", flat(7.5*day)),
+			one(exporter("processed_events_observed_retention_seconds", withTopic, flat(7.5*day)))), 1},
 		{"retention", "kept shorter than the topic, on day 0", retention(flat(7*day), flat(3*day), "0+60x400"), 2},
 		{"retention", "really pruned at three days", join(retention(flat(7*day), flat(8*day), flat(3*day)),
 			one(exporter("processed_events_observed_retention_seconds", withTopic, flat(3*day)))), 2},
@@ -135,7 +138,7 @@ func TestVerdicts(t *testing.T) {
 		{"retention", "none of them", join(retention(flat(7*day), flat(8*day), flat(8*day)), one(
 			exporter("processed_events_unprotected_records", group+`,database="d",topic="t",partition="0"`, flat(0)))), 0},
 		{"retention", "a topic kept for ever under any pruner", retention("+Inf+0x400", flat(8*day), "0+60x400"), 2},
-		{"retention", "young or pruned: not known", retention(flat(7*day), "", flat(3*day)), 1},
+		{"retention", "young or pruned: not known", retention(flat(7*day), "", flat(3*day)), none},
 		{"retention", "old enough, whoever prunes", retention(flat(7*day), "", flat(8*day)), 0},
 		{"retention", "no topic retention known", one(exporter("processed_events_oldest_age_seconds", withTopic, flat(3*day))), none},
 
@@ -145,9 +148,11 @@ func TestVerdicts(t *testing.T) {
 		{"latency", "an idle group", latency(0, 0), 0},
 
 		{"commit", "at once", one(consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, flat(0.1))), 0},
-		{"commit", "seconds behind on one partition", one(
+		{"commit", "seconds behind, as ever", one(consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, flat(5))), 0},
+		{"commit", "falling behind on one partition", one(
 			consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, flat(0.1)),
-			consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="1"`, flat(5))), 1},
+			consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="1"`, "0.1+0x355 5+0x40")), 1},
+		{"commit", "twice of next to nothing", one(consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, "0.01+0x355 0.5+0x40")), 0},
 		{"commit", "a minute behind", one(consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, flat(60))), 2},
 
 		{"trace", "every duplicate traced", join(handled(1000, 5), origin(4, 1)), 0},
