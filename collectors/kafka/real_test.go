@@ -208,7 +208,7 @@ func TestRealRecordOutlivesItsRetention(t *testing.T) {
 	configs := map[string]string{"retention.ms": "60000", "segment.ms": "7200000"}
 	client, _, kept := real(t, s, "kept", 1, configs)
 	_, _, deleted := real(t, s, "deleted", 1, configs)
-	hourOld := time.Now().Add(-time.Hour)
+	hourOld := b.clock.now().Add(-time.Hour)
 	// The same old record in both; only in one a young one shares its segment.
 	err := client.ProduceSync(context.Background(),
 		&kgo.Record{Topic: kept, Timestamp: hourOld}, &kgo.Record{Topic: kept, Timestamp: time.Now()}).FirstErr()
@@ -256,7 +256,7 @@ func TestRealDeletedTopicStaysGone(t *testing.T) {
 // The broker is stopped, crashes, and comes back, each time with the series.
 func TestRealBrokerStopsAndStarts(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	s := testenv.KafkaServer(t, kafkaserver.Options{Config: map[string]string{
 		"log.retention.ms": "7000000", "log.retention.minutes": "3", "log.retention.hours": "5"}})

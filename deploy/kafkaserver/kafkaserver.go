@@ -137,8 +137,8 @@ func (s *Server) configure(o Options) error {
 			"share.coordinator.state.topic.min.isr":            "1",
 			"group.initial.rebalance.delay.ms":                 "100",
 			// How long a killed broker keeps its successor waiting.
-			"broker.session.timeout.ms":    "3000",
-			"broker.heartbeat.interval.ms": "300",
+			"broker.session.timeout.ms":    "6000",
+			"broker.heartbeat.interval.ms": "500",
 		}
 		maps.Copy(conf, o.Config)
 		var b strings.Builder
