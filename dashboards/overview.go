@@ -155,7 +155,7 @@ func overview(t alerts.Thresholds) page {
 			{"Can this be believed?", []panel{
 				{
 					title: "Age of each collector's last success, in its own intervals",
-					description: "Good: below 1. Above " + num(t.StaleIntervals) + " the exporter withholds the collector's series, and panels above go empty on purpose. " +
+					description: "Good: below 2, a poll and a scrape. Above " + num(t.StaleIntervals) + " the exporter withholds the collector's series, and panels above go empty on purpose. " +
 						"The exporter's log names the cause once.",
 					noData: "No exporter is scraped: is oncewatch running, and in the selected job?", unit: "none",
 					runbooks: []string{"ProcessedEventsExporterPollStale", "ProcessedEventsExporterDown", "ProcessedEventsExporterTargetDown"},

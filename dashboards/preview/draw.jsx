@@ -177,7 +177,7 @@ function Heatmap({data, width, height, unit}) {
         c.fillRect(left + x * cw, top, Math.max(1, cw - 1), Math.max(1, ch - 1));
       });
       c.fillStyle = theme.colors.text.secondary; c.textAlign = 'right';
-      if (ch > 12 || (y - lo) % 2 === 0) c.fillText(Number.isFinite(rows[y].le) ? format(rows[y].le) : '∞', left - 6, top);
+      if (top > 6 && (ch > 12 || (y - lo) % 2 === 0)) c.fillText(Number.isFinite(rows[y].le) ? format(rows[y].le) : '∞', left - 6, top);
     }
     c.textAlign = 'center';
     const tick = [10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400].find((t) => (to - from) / t <= 8) ?? 172800;

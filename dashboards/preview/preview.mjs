@@ -18,7 +18,7 @@ const here = dirname(fileURLToPath(import.meta.url));
 const {values: flags} = parseArgs({
   options: {
     prometheus: {type: 'string', default: 'http://127.0.0.1:9090'},
-    out: {type: 'string', default: join(here, 'pictures')},
+    out: {type: 'string', default: join(here, '..', 'pictures')},
     chromium: {type: 'string', default: '/usr/bin/chromium'},
     range: {type: 'string', default: '6h'}, // how far back: 10m, 6h, 7d
     'scrape-interval': {type: 'string', default: '15s'},
