@@ -46,12 +46,12 @@ func numbers(now time.Time, m *postgres.Markers, marked *postgres.Series, topic 
 	for _, p := range topic.Partitions {
 		switch {
 		case !p.Start.OK || !p.End.OK:
-			n.OldestRecord.OK = false
+			n.OldestRecord = kafka.Known[time.Duration]{}
 			return n
 		case p.Start.Value >= p.End.Value:
 			continue
 		case !p.Oldest.OK:
-			n.OldestRecord.OK = false
+			n.OldestRecord = kafka.Known[time.Duration]{}
 			return n
 		}
 		if age := now.Sub(p.Oldest.Value); !n.OldestRecord.OK || age > n.OldestRecord.Value {

@@ -1,11 +1,13 @@
 package retention
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/postgres"
 )
 
 const day = 24 * time.Hour
@@ -67,6 +69,11 @@ func TestMargins(t *testing.T) {
 			"configured marker retention 2d - worst case of the topic 14d = -12d",
 			"retention of the markers: 2d -> at least 15d 10h; retention.ms + segment.ms of topic payments: 14d -> at most 1d 19h",
 		},
+		"a little beyond the worst case, by the broker's own schedule": {
+			7 * day, 14 * day, 14*day + time.Hour, 8 * day, 0,
+			"configured marker retention 8d - oldest record really there 14d 1h = -6d 1h",
+			"retention of the markers: 8d -> at least 15d 11h; segment.ms of topic payments: 7d -> at most 6h 32m (23520000)",
+		},
 		"nothing known of the markers": {7 * day, 14 * day, 8 * day, 0, 0, "", ""},
 		"nothing known of the topic":   {0, 0, 0, 8 * day, 8 * day, "", ""},
 		"configuration of the topic denied": {
@@ -119,6 +126,42 @@ func TestChangesMend(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	part := func(start, end int64, age time.Duration) kafka.Partition {
+		p := kafka.Partition{Start: known(start), End: known(end)}
+		if age != 0 {
+			p.Oldest = known(t0.Add(-age))
+		}
+		return p
+	}
+	for name, c := range map[string]struct {
+		partitions []kafka.Partition
+		want       kafka.Known[time.Duration]
+	}{
+		"the oldest of all":            {[]kafka.Partition{part(0, 9, day), part(0, 9, 3*day), part(0, 9, 2*day)}, known(3 * day)},
+		"an empty partition":           {[]kafka.Partition{part(9, 9, 0), part(0, 9, day)}, known(day)},
+		"a partition that has no time": {[]kafka.Partition{part(0, 9, 3*day), part(0, 9, 0)}, opt(0)},
+		"a partition without a leader": {[]kafka.Partition{part(0, 9, 3*day), {}}, opt(0)},
+		"all empty":                    {[]kafka.Partition{part(9, 9, 0)}, opt(0)},
+		"a timestamp in the future":    {[]kafka.Partition{part(0, 9, -day)}, known(time.Duration(0))},
+	} {
+		n := numbers(t0, &postgres.Markers{}, &postgres.Series{Pruning: true, ObservedRetention: 5 * day}, &kafka.Topic{
+			Partitions: c.partitions,
+			Retention:  known(kafka.Retention{Seconds: 604800, WorstCaseSeconds: math.Inf(1)}),
+		})
+		got := n.OldestRecord
+		if got.OK != c.want.OK || got.OK && got != c.want {
+			t.Errorf("%s: oldest record %+v, want %+v", name, got, c.want)
+		}
+		if n.Topic != known(7*day) || n.WorstCase != known(Unlimited) || n.Observed != known(5*day) || n.Configured.OK {
+			t.Errorf("%s: %+v", name, n)
+		}
+	}
+	if n := numbers(t0, &postgres.Markers{}, &postgres.Series{}, nil); n != (Numbers{}) {
+		t.Errorf("of a topic that is not known: %+v", n)
 	}
 }
 

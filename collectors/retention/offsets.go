@@ -41,7 +41,7 @@ func (b *byOffset) judge(s *subject, q *questions) {
 				p.Why = "the broker did not tell the first record's offset"
 				continue
 			}
-			low = max(low, first)
+			low = first
 			p.LogStart = known(low)
 		}
 		if count > 0 {

@@ -44,6 +44,9 @@ func TestByOffset(t *testing.T) {
 		"the commit is below the log":            {500, 1000, 400, nil, "0", nil, 0},
 		"an empty log":                           {900, 900, 900, nil, "0", nil, 0},
 		"the commit is beyond the log (case K1)": {0, 10, 900, &postgres.Handled{From: 0, Gone: []postgres.Gone{gone(0, 99, long)}}, "", nil, 0},
+		"never more than there are offsets": {100, 1000, 900,
+			&postgres.Handled{From: 0, Gone: []postgres.Gone{{First: 0, Last: 999, Markers: 900}, {First: 0, Last: 999, Markers: 800}}}, "800", []Range{{100, 899}}, 0},
+		"markers beyond the commit tell nothing of what is below": {100, 1000, 900, &postgres.Handled{From: 950}, "", nil, 800},
 		"offsets with gaps count by markers": {500, 1000, 900,
 			&postgres.Handled{From: 0, Gone: []postgres.Gone{{First: 0, Last: 999, Markers: 500}}}, "200", []Range{{500, 899}}, 0},
 	} {
@@ -213,6 +216,8 @@ func TestWhatCannotBeReadIsAbsent(t *testing.T) {
 	m = w.table(m.Series...)
 	m.Ready = false
 	w.want(w.poll())
+	w.commit("g", "t", 0, 900) // nothing handled: no markers are needed to say so
+	w.want(w.poll(), "g db 0 t 0")
 	w.groups.Groups[0].Readable = false
 	if s := w.poll(); len(s.Series) != 0 {
 		t.Errorf("%+v of a group whose commits could not be read", s.Series)
@@ -231,9 +236,12 @@ func TestRecreatedTopic(t *testing.T) {
 	old := []postgres.Gone{gone(0, 499, t0.Add(-day))}
 	w.table(marks("g", "t", map[int64]postgres.Handled{0: {Gone: old}}))
 	w.want(w.settle(), "g db 0 t 500")
-	// Gone for a while, then back, and the group begins at 40.
-	w.topics = &kafka.Topics{Topics: map[string]*kafka.Topic{"t": {Name: "t"}}}
-	w.want(w.settle())
+	// Its id cannot be read for a while, then it is the same.
+	w.topics.Topics["t"].ID = kafka.TopicID{}
+	w.want(w.settle(), "g db 0 t 500")
+	w.topics.Topics["t"].ID = kafka.TopicID{1}
+	w.want(w.settle(), "g db 0 t 500")
+	// Another, in which the group begins at 40.
 	w.topics = &kafka.Topics{Topics: map[string]*kafka.Topic{}}
 	w.partition("t", 0, 0, 100, w.now)
 	w.topics.Topics["t"].ID = kafka.TopicID{2}
@@ -242,7 +250,7 @@ func TestRecreatedTopic(t *testing.T) {
 	// More of the old topic's markers go, and then some of the new one's.
 	anew := w.now
 	w.now = w.now.Add(day)
-	w.table(marks("g", "t", map[int64]postgres.Handled{0: {Gone: append(old, gone(500, 999, t0))}}))
+	w.table(marks("g", "t", map[int64]postgres.Handled{0: {Gone: append(old, gone(20, 39, t0))}}))
 	w.want(w.settle(), "g db 0 t 0")
 	w.table(marks("g", "t", map[int64]postgres.Handled{0: {Gone: []postgres.Gone{old[0], gone(40, 59, anew.Add(time.Minute)), gone(500, 999, t0)}}}))
 	w.want(w.settle(), "g db 0 t 20")

@@ -143,6 +143,31 @@ func TestByTimeWithoutTopics(t *testing.T) {
 	w.want(w.poll(), "g db 0 t 5759")
 }
 
+// What was seen to be pruned stays so: it does not move with the clock, nor back
+// when older stragglers go, and never beyond the commit.
+func TestByTimeRemembersTheNewestPruned(t *testing.T) {
+	w := timeWorld(t)
+	weekOfRecords(w)
+	w.table(byTime(w, "g", "t", 8*24*60, 8*day, 0))
+	w.poll()
+	w.table(byTime(w, "g", "t", 3*24*60, 3*day, 3*day))
+	w.want(w.poll(), "g db 0 t 5759")
+	w.now = w.now.Add(day)
+	w.table(byTime(w, "g", "t", 3*24*60, 4*day, 3*day))
+	w.want(w.poll(), "g db 0 t 5759")
+	w.table(byTime(w, "g", "t", 3*24*60-1, 4*day, 9*day))
+	w.want(w.poll(), "g db 0 t 5759")
+
+	w = timeWorld(t)
+	weekOfRecords(w)
+	w.partition("t", 1, 0, week, w.now.Add(-7*day))
+	w.commit("g", "t", 1000+100, 3000)
+	w.table(byTime(w, "g", "t", 3100, 8*day, 0))
+	w.poll()
+	w.table(byTime(w, "g", "t", 0, 0, 3*day))
+	w.want(w.poll(), "g db 0 t 100", "g db 1 t 3000")
+}
+
 func TestByTimeAsksOnceForManyGroups(t *testing.T) {
 	w := timeWorld(t)
 	weekOfRecords(w)
