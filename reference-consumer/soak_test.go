@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	soakFor  = flag.Duration("soak", 10*time.Second, "how long TestSoak makes trouble")
+	soakFor  = flag.Duration("soak", 6*time.Second, "how long TestSoak makes trouble")
 	soakSeed = flag.Uint64("soak.seed", 0, "seed of TestSoak; 0: a random one, printed")
 )
 

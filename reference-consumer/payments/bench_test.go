@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"sync"
@@ -14,8 +17,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
 
 	"oncewatch/deploy/kafkaserver"
 	"oncewatch/deploy/pgserver"
@@ -25,6 +30,7 @@ import (
 	"oncewatch/reference-consumer/produce"
 	"oncewatch/reference-consumer/schema"
 	"oncewatch/reference-consumer/stream"
+	"oncewatch/reference-consumer/telemetry"
 )
 
 // The runbook's loop: one transaction an event, the duplicate found by
@@ -271,7 +277,7 @@ func BenchmarkEndToEnd(b *testing.B) {
 					begin()
 					consumeRunbook(b, pool, client, topic, partitions)
 				} else {
-					consume(b, pool, client, topic, d, begin)
+					consume(b, pool, client, topic, d, nil, begin)
 				}
 				elapsed, used := b.Elapsed(), cpu()-used
 				b.StopTimer()
@@ -333,7 +339,7 @@ func consumeRunbook(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic st
 	wg.Wait()
 }
 
-func consume(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic string, d design, begin func()) {
+func consume(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic string, d design, tracer *telemetry.Tracer, begin func()) {
 	ic := inbox.Config{Group: "g-" + topic, Handler: payments.Handler("g", payments.NotifyNever)}
 	if d.set {
 		ic.BatchHandler = payments.SetHandler("g")
@@ -345,8 +351,9 @@ func consume(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic string, d
 	ctx, stop := context.WithCancel(b.Context())
 	defer stop()
 	done := make(chan error, 1)
+	reg := prometheus.NewRegistry()
 	go func() {
-		done <- stream.Run(ctx, stream.Config{Client: client, Topics: []string{topic}, Pool: pool, Inbox: in, Decode: payments.Decode(false), BatchSize: d.batch,
+		done <- stream.Run(ctx, stream.Config{Client: client, Registerer: reg, Topics: []string{topic}, Pool: pool, Inbox: in, Decode: payments.Decode(false), BatchSize: d.batch, Tracer: tracer,
 			Assigned: func(map[string][]int32) { begin() }, Guard: stream.Guard{MarkerRetention: 8 * 24 * time.Hour}})
 	}()
 	cl, err := kgo.NewClient(client...)
@@ -372,8 +379,77 @@ func consume(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic string, d
 		time.Sleep(5 * time.Millisecond)
 	}
 	b.StopTimer()
+	b.ReportMetric(below50ms(b, reg), "%-in-tx-below-50ms")
 	stop()
 	if err := <-done; err != nil {
 		b.Fatal(err)
 	}
+}
+
+// BenchmarkTelemetry is the cost of traces, off, at 1 % and at 100 %, in
+// handled events a second through the whole consumer. The endpoint is another
+// process's in life; here it is one that reads and drops.
+func BenchmarkTelemetry(b *testing.B) {
+	pool := benchServer(b)
+	k := testenv.KafkaServer(b, kafkaserver.Options{})
+	client := []kgo.Opt{kgo.SeedBrokers(k.Brokers()...)}
+	sink := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+	defer sink.Close()
+	const events = 60_000
+	var off, offCPU float64
+	for i, mode := range []string{"off", "1%", "100%", "off-again"} {
+		b.Run(mode, func(b *testing.B) {
+			var tracer *telemetry.Tracer
+			if ratio := map[string]string{"1%": "0.01", "100%": "1"}[mode]; ratio != "" {
+				b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.URL)
+				b.Setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+				b.Setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
+				var err error
+				if tracer, err = telemetry.StartTracer(b.Context(), prometheus.NewRegistry(), "g", 200); err != nil {
+					b.Fatal(err)
+				}
+				defer func() { _ = tracer.Shutdown(context.Background()) }()
+			}
+			topic := fmt.Sprintf("telemetry-%d", i)
+			truncate(b, pool)
+			// Every record carries a trace context, as if its producer were traced.
+			traced := telemetry.NewTracer(sdk.NewTracerProvider(), "")
+			if _, err := produce.Run(b.Context(), produce.Config{Client: client, Topic: topic, Partitions: 4, Count: events, Seed: 1, Tracer: traced}); err != nil {
+				b.Fatal(err)
+			}
+			b.N = events
+			var used time.Duration
+			begin := sync.OnceFunc(func() { b.ResetTimer(); used = cpu() })
+			consume(b, pool, client, topic, design{batch: 200}, tracer, begin)
+			rate, perEventCPU := events/b.Elapsed().Seconds(), float64(cpu()-used)/events
+			if mode == "off" {
+				off, offCPU = rate, perEventCPU
+			}
+			b.ReportMetric(rate, "events/s")
+			b.ReportMetric(100*(1-rate/off), "%-slower")
+			b.ReportMetric(perEventCPU/1000, "client-µs/event")
+			b.ReportMetric(100*(perEventCPU/offCPU-1), "%-more-client-cpu")
+		})
+	}
+}
+
+// below50ms is the share of events whose transaction took less than 50 ms.
+func below50ms(b *testing.B, reg *prometheus.Registry) float64 {
+	families, err := reg.Gather()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() != "event_handle_duration_seconds" {
+			continue
+		}
+		h := f.GetMetric()[0].GetHistogram()
+		for _, bucket := range h.GetBucket() {
+			if bucket.GetUpperBound() == 0.05 {
+				return 100 * float64(bucket.GetCumulativeCount()) / float64(h.GetSampleCount())
+			}
+		}
+	}
+	b.Fatal("no histogram")
+	return 0
 }

@@ -193,6 +193,9 @@ func Run(ctx context.Context, cfg Config) error {
 	c.admin = kadm.NewClient(plain)
 	c.commits = newCommitter(c)
 	if err := c.assertSurroundings(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // told to stop before it began
+		}
 		return err
 	}
 	c.client, err = kgo.NewClient(c.options()...)

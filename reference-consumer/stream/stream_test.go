@@ -326,6 +326,16 @@ func TestShutdownDeadline(t *testing.T) {
 	b.wantLedger(0)
 }
 
+// Told to stop while it still checks its surroundings: no error.
+func TestStopBeforeTheStart(t *testing.T) {
+	b := setup(t, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := stream.Run(ctx, b.config(nil, nil)); err != nil {
+		t.Error(err)
+	}
+}
+
 // case C18: the broker refuses the commit of one partition in an answer that
 // is otherwise a success.
 func TestRefusedCommit(t *testing.T) {
