@@ -177,7 +177,7 @@ func overview(t alerts.Thresholds) page {
 					runbooks: []string{"ProcessedEventsExporterPollFailing"},
 					width:    12, height: 7,
 					queries: []query{{expr: expr(`sum by (cluster, collector, kind) (increase(%s[$__rate_interval]))`, sel("oncewatch_errors_total")), legend: "{{collector}} {{kind}}"}},
-					draw: lines(func(b *timeseries.PanelBuilder) {
+					draw: lines(shouldBeZero, func(b *timeseries.PanelBuilder) {
 						b.DrawStyle(common.GraphDrawStyleBars).FillOpacity(50).
 							Stacking(common.NewStackingConfigBuilder().Mode(common.StackingModeNormal).Group("A"))
 					}),
