@@ -22,6 +22,7 @@ type backfill struct {
 	span    int64 // of the next chunk
 	rows    int64
 	began   time.Time
+	ended   time.Time
 }
 
 func (f *backfill) begin(from, to int64, initial bool) {
@@ -122,7 +123,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	f.next = hi
 	l.bound()
 	if f.next >= f.end {
-		f.active = false
+		f.active, f.ended = false, time.Now()
 		l.scrub.since = f.began
 		return nil
 	}

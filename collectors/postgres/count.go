@@ -186,8 +186,20 @@ func micros(t pgtype.Timestamptz) int64 {
 }
 
 // first finds the oldest row at or after lo and before hi: one probe of the
-// index, not a walk over what was pruned below lo.
+// index, in its order, and no walk over what was pruned below lo.
 func (c *counter) first(ctx context.Context, conn *pgx.Conn, lo, hi int64) (int64, bool, error) {
+	if _, err := conn.Exec(ctx, "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_indexscan = on"); err != nil {
+		return 0, false, err
+	}
+	at, found, err := c.probe(ctx, conn, lo, hi)
+	if err != nil {
+		return 0, false, err
+	}
+	_, err = conn.Exec(ctx, "SET LOCAL enable_bitmapscan = on; SET LOCAL enable_indexscan = off")
+	return at, found, err
+}
+
+func (c *counter) probe(ctx context.Context, conn *pgx.Conn, lo, hi int64) (int64, bool, error) {
 	sql := fmt.Sprintf("SELECT %s FROM %s WHERE %s ORDER BY %s LIMIT 1", c.raw(c.at), c.from, c.within(lo, hi), c.at)
 	rows, err := conn.Query(ctx, sql)
 	if err != nil {

@@ -103,7 +103,7 @@ func (d *divergence) Poll(ctx context.Context) (poll.Snapshot, error) {
 	out := &Divergence{Effects: s.cfg.Effect.Table}
 	until := time.Now().Add(time.Second)
 	for more := true; more && time.Now().Before(until); {
-		err := s.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) (err error) {
+		err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) (err error) {
 			more, err = d.step(ctx, conn, out)
 			return err
 		})

@@ -35,6 +35,9 @@ type tuning struct {
 	// much of a poll's time the backfill may use.
 	chunk time.Duration
 	share float64
+	// settle is how long after the backfill the server's tally may still grow
+	// by what was counted then.
+	settle time.Duration
 	// duty is how much of the time the fallback without an index may read.
 	duty float64
 }
@@ -47,7 +50,8 @@ func defaultTuning() tuning {
 		future: 5 * minute, futureRows: 20_000,
 		gap:   10 * minute,
 		chunk: 200 * time.Millisecond, share: 0.6,
-		duty: 0.01,
+		settle: 15 * time.Second,
+		duty:   0.01,
 	}
 }
 

@@ -25,7 +25,7 @@ var (
 func smallTuning() tuning {
 	t := defaultTuning()
 	t.fine, t.coarse = 20_000, 100_000
-	t.slack = 5_000
+	t.slack, t.settle = 5_000, 0
 	t.edgeRows, t.scrubRows = 3, 5
 	return t
 }

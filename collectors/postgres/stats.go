@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -95,8 +96,8 @@ func (l *ledger) suspect(r *reading) {
 		return
 	}
 	switch excess := l.tally.excess(r.stats); {
-	case l.backfill.active:
-		l.tally.rebase()
+	case l.backfill.active || time.Since(l.backfill.ended) < l.t.settle:
+		l.tally.rebase() // sessions still report what the backfill has counted
 	case excess && !l.scrub.fast:
 		l.scrub.hurry()
 	}
