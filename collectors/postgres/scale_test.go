@@ -30,6 +30,7 @@ var (
 	scaleRows  = flag.String("scale.rows", "10000000", "table sizes for the benchmarks at scale, comma-separated")
 	scaleRate  = flag.Int("scale.rate", 1000, "inserts a second while measuring; the table holds rows/rate seconds")
 	scalePolls = flag.Int("scale.polls", 8, "steady polls to measure, 15 s apart")
+	scalePort  = flag.Int("scale.port", 0, "port on loopback of a server that already holds the databases rows_N of an earlier run; its superuser is postgres")
 	scalePhase = flag.Duration("scale.phase", 20*time.Second, "length of each phase of the latency benchmark")
 )
 
@@ -48,6 +49,9 @@ type scale struct {
 }
 
 func scaleServer(b *testing.B) *pgserver.Server {
+	if *scalePort != 0 {
+		return &pgserver.Server{Port: *scalePort}
+	}
 	return testenv.PostgresServer(b, pgserver.Options{Config: map[string]string{
 		"fsync": "on", "shared_buffers": "2GB", "wal_level": "minimal", "max_wal_senders": "0", "max_wal_size": "16GB",
 		"checkpoint_timeout": "30min", "maintenance_work_mem": "1GB", "shared_preload_libraries": "pg_stat_statements",
@@ -59,10 +63,15 @@ func scaleServer(b *testing.B) *pgserver.Server {
 func load(b *testing.B, server *pgserver.Server, rows int) *scale {
 	b.Helper()
 	name := fmt.Sprintf("rows_%d", rows)
+	if *scalePort != 0 {
+		s := &scale{B: b, server: server, admin: dial(b, server.DSN(name)), rows: rows}
+		s.keep()
+		return s
+	}
 	if err := server.CreateDatabase(b.Context(), name); err != nil {
 		b.Fatal(err)
 	}
-	s := &scale{B: b, server: server, admin: dial(b, server.DSN(name)), rows: rows, retain: time.Duration(rows / *scaleRate) * time.Second}
+	s := &scale{B: b, server: server, admin: dial(b, server.DSN(name)), rows: rows}
 	began := time.Now()
 	for _, sql := range []string{
 		"CREATE EXTENSION pg_stat_statements",
@@ -87,7 +96,17 @@ COMMIT`, rows, rows, 1/float64(*scaleRate)),
 		}
 	}
 	b.Logf("loaded %d rows in %s", rows, time.Since(began).Round(time.Second))
+	s.keep()
 	return s
+}
+
+// keep has the pruner keep what is there now.
+func (s *scale) keep() {
+	var seconds float64
+	if err := s.admin.QueryRow(s.Context(), "SELECT extract(epoch FROM now() - min(processed_at))::float8 FROM processed_events").Scan(&seconds); err != nil {
+		s.Fatal(err)
+	}
+	s.retain = time.Duration(seconds * float64(time.Second))
 }
 
 func (s *scale) dsn(user string) string {
