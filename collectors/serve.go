@@ -56,7 +56,7 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	if started != nil {
 		started(Started{URL: server.URL(), Polled: e.polled})
 	}
-	err = server.Serve(ctx, web.Handler(w, reg, page, e.Pollers.Ready, log), grace)
+	err = server.Serve(ctx, web.Handler(w, reg, page, log), web.Probes(e.Pollers.Ready), grace)
 	cancel()
 	<-polling
 	return err

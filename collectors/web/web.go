@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,8 +27,8 @@ type Config struct {
 	TelemetryPath string   `name:"telemetry-path" default:"/metrics" help:"Path under which to expose metrics."`
 }
 
-// Handler serves the registry's metrics, the page, and the two probes.
-func Handler(c Config, reg *prometheus.Registry, page http.Handler, ready func() bool, log *slog.Logger) http.Handler {
+// Handler serves the registry's metrics and the page.
+func Handler(c Config, reg *prometheus.Registry, page http.Handler, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
 	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
@@ -37,6 +39,16 @@ func Handler(c Config, reg *prometheus.Registry, page http.Handler, ready func()
 	})
 	// TimeoutHandler buffers: a scraper that reads slowly holds no place.
 	mux.Handle("GET "+c.TelemetryPath, http.TimeoutHandler(limit(scrapesAtOnce, metrics), 10*time.Second, "too many scrapes at once"))
+	if page != nil {
+		mux.Handle("GET /{$}", page)
+	}
+	return mux
+}
+
+// Probes serves the two addresses that whoever runs the program asks, without
+// a password: /-/healthy and /-/ready.
+func Probes(ready func() bool) http.Handler {
+	mux := http.NewServeMux()
 	mux.HandleFunc("GET /-/healthy", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintln(w, "oncewatch is healthy.")
 	})
@@ -47,9 +59,6 @@ func Handler(c Config, reg *prometheus.Registry, page http.Handler, ready func()
 		}
 		_, _ = fmt.Fprintln(w, "oncewatch is ready.")
 	})
-	if page != nil {
-		mux.Handle("GET /{$}", page)
-	}
 	return mux
 }
 
@@ -71,7 +80,6 @@ func limit(n int, h http.Handler) http.Handler {
 
 // Server is a listening HTTP server.
 type Server struct {
-	http      *http.Server
 	listeners []net.Listener
 	config    Config
 	scheme    string
@@ -119,37 +127,74 @@ func (s *Server) URL() string {
 }
 
 // Serve answers requests until the context ends, then lets those under way
-// finish within grace.
-func (s *Server) Serve(ctx context.Context, h http.Handler, grace time.Duration) error {
-	s.http = &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    32 << 10,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+// finish within grace. The probes need no password.
+func (s *Server) Serve(ctx context.Context, h, probes http.Handler, grace time.Duration) error {
+	served := make(chan error, len(s.listeners))
+	servers := make([]*http.Server, len(s.listeners))
+	for i, l := range s.listeners {
+		server := &http.Server{
+			Handler:           h,
+			ReadHeaderTimeout: 5 * time.Second,
+			ReadTimeout:       10 * time.Second,
+			WriteTimeout:      30 * time.Second,
+			IdleTimeout:       2 * time.Minute,
+			MaxHeaderBytes:    32 << 10,
+			ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		}
+		servers[i] = server
+		systemd := false
+		flags := &toolkit.FlagConfig{WebListenAddresses: &s.config.ListenAddress, WebSystemdSocket: &systemd, WebConfigFile: &s.config.ConfigFile}
+		dressed := &beforeAccept{Listener: l, do: func() { server.Handler = probesFirst(probes, server.Handler) }}
+		go func() { served <- toolkit.Serve(dressed, server, flags, s.log) }()
 	}
-	systemd := false
-	flags := &toolkit.FlagConfig{WebListenAddresses: &s.config.ListenAddress, WebSystemdSocket: &systemd, WebConfigFile: &s.config.ConfigFile}
-	served := make(chan error, 1)
-	go func() { served <- toolkit.ServeMultiple(s.listeners, s.http, flags, s.log) }()
+	var err error
+	ended := 0
 	select {
-	case err := <-served:
-		s.close()
-		return fmt.Errorf("serve HTTP: %w", err)
+	case err = <-served:
+		ended = 1
 	case <-ctx.Done():
 	}
-	grateful, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	graceful, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
-	if err := s.http.Shutdown(grateful); err != nil {
-		_ = s.http.Close() // a scraper that does not read must not hold the exit
+	for _, server := range servers {
+		if server.Shutdown(graceful) != nil {
+			_ = server.Close() // a scraper that does not read must not hold the exit
+		}
 	}
 	s.close()
-	if err := <-served; err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+	for ; ended < len(servers); ended++ {
+		if late := <-served; err == nil {
+			err = late
+		}
+	}
+	if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("serve HTTP: %w", err)
 	}
 	return nil
+}
+
+// beforeAccept runs do before the first connection is accepted. The toolkit
+// puts its authentication around a server's handler just before it accepts,
+// and that is the one moment at which something can be put around both.
+type beforeAccept struct {
+	net.Listener
+	once sync.Once
+	do   func()
+}
+
+func (b *beforeAccept) Accept() (net.Conn, error) {
+	b.once.Do(b.do)
+	return b.Listener.Accept()
+}
+
+func probesFirst(probes, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/-/") {
+			probes.ServeHTTP(w, r)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 func (s *Server) close() {
