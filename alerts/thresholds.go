@@ -46,7 +46,7 @@ type Thresholds struct {
 	RebalanceLoopCount    float64        `key:"rebalance_loop_count" default:"5" unit:"rebalances" doc:"rebalances or restarts in duplicate_window that make a loop"`
 
 	LatencyP99        float64        `key:"latency_p99" default:"0.2" unit:"seconds" doc:"handling time objective; a bucket bound of event_handle_duration_seconds"`
-	LatencyWindow     model.Duration `key:"latency_window" default:"5m" doc:"window of the p99"`
+	LatencyWindow     model.Duration `key:"latency_window" default:"5m" doc:"window over which the p99 is taken"`
 	LatencyMinEvents  float64        `key:"latency_min_events" default:"100" unit:"events" doc:"events in a window needed to judge latency"`
 	LatencyObjective  float64        `key:"latency_objective" default:"0.99" unit:"ratio" doc:"share of events to be handled within latency_p99"`
 	BurnFast          float64        `key:"burn_fast" default:"14.4" unit:"ratio" doc:"burn rate over burn_fast_long and burn_fast_short (2 % of a 30-day budget in an hour)"`
