@@ -19,7 +19,7 @@ import (
 
 // Config of a connection; the tags are kong's.
 type Config struct {
-	Brokers  []string `name:"brokers" default:"127.0.0.1:9092" placeholder:"HOST:PORT" help:"Kafka brokers to start from."`
+	Brokers  []string `name:"brokers" default:"localhost:9092" placeholder:"HOST:PORT" help:"Kafka brokers to start from."`
 	ClientID string   `name:"client-id" default:"reference-consumer" help:"Client id shown on the brokers."`
 	TLS      TLS      `embed:"" prefix:"tls."`
 	SASL     SASL     `embed:"" prefix:"sasl."`
@@ -41,7 +41,7 @@ type SASL struct {
 	Username     string `name:"username" help:"User name."`
 	Password     string `name:"password" help:"Password; better in the environment or a file."`
 	PasswordFile string `name:"password-file" type:"path" help:"File that holds the password."`
-	TokenFile    string `name:"token-file" type:"path" help:"File that holds the bearer token; read at each authentication."`
+	TokenFile    string `name:"oauth-token-file" type:"path" help:"File that holds the bearer token; read at each authentication."`
 }
 
 // Options for a client.
@@ -98,12 +98,12 @@ func (t TLS) config() (*tls.Config, error) {
 func (s SASL) mechanism() (sasl.Mechanism, error) {
 	if s.Mechanism == "OAUTHBEARER" {
 		if s.TokenFile == "" {
-			return nil, errors.New("OAUTHBEARER needs --kafka.sasl.token-file")
+			return nil, errors.New("OAUTHBEARER needs --kafka.sasl.oauth-token-file")
 		}
 		return oauth.Oauth(func(context.Context) (oauth.Auth, error) {
 			token, err := os.ReadFile(s.TokenFile)
 			if err != nil {
-				return oauth.Auth{}, fmt.Errorf("--kafka.sasl.token-file: %w", err)
+				return oauth.Auth{}, fmt.Errorf("--kafka.sasl.oauth-token-file: %w", err)
 			}
 			return oauth.Auth{Token: strings.TrimSpace(string(token))}, nil
 		}), nil

@@ -2,12 +2,14 @@ package kafkaconn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 )
 
 // Retention of a topic.
@@ -29,6 +31,9 @@ func TopicRetention(ctx context.Context, admin *kadm.Client, topics ...string) (
 	}
 	out := map[string]Retention{}
 	for _, rc := range configs {
+		if errors.Is(rc.Err, kerr.UnknownTopicOrPartition) {
+			return nil, fmt.Errorf("topic %s does not exist: create it first (`reference-consumer produce --partitions=N` does, for a trial)", rc.Name)
+		}
 		if rc.Err != nil {
 			return nil, fmt.Errorf("read the configuration of topic %s: %w", rc.Name, rc.Err)
 		}

@@ -338,7 +338,7 @@ func TestDuplicateWindow(t *testing.T) {
 			var mu sync.Mutex
 			crashes := 0
 			b.relay(func(c *outbox.Config) {
-				c.Workers, c.Timeout, c.Lease = 20, 400*time.Millisecond, 500*time.Millisecond
+				c.Workers, c.Timeout, c.Lease = 20, 3*time.Second, 5*time.Second
 				c.Failpoint = func(name string) {
 					mu.Lock()
 					die := name == "after_send" && crashes < n
