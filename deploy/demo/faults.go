@@ -42,11 +42,8 @@ func (f Fault) Inject(ctx context.Context, s *Stack) error {
 	return f.inject(ctx, s)
 }
 
-// The failpoints that faults use.
-const (
-	crashBeforeOffsetCommit = "before_offset_commit" // of the consumer
-	crashAfterSend          = "after_send"           // of the outbox
-)
+// crashBeforeOffsetCommit is the consumer's failpoint between the two commits.
+const crashBeforeOffsetCommit = "before_offset_commit"
 
 // crashEvery is how long a consumer of a crash loop lives at least.
 const crashEvery = time.Second
@@ -111,13 +108,9 @@ func Faults() []Fault {
 				s.Consumer.Stream.Failpoint = func(string) {}
 				return s.StartConsumer(ctx, 0)
 			}},
-		{Name: "email-crash", Story: "The email worker crashes after each sending, before it has noted it: the same confirmation is sent again and again, and the outbox does not empty.",
+		{Name: "email-crash", Story: "The email worker crashes each time it has sent a certain confirmation, before it has noted it: the same one is sent again and again, and the outbox keeps it.",
 			prepare: func(s *Stack) { s.Consumer.Notify = payments.NotifyOperation },
-			inject: func(_ context.Context, s *Stack) error {
-				s.Outbox.Failpoint = func(string) {}
-				s.StartOutbox()
-				return nil
-			}},
+			inject:  func(_ context.Context, s *Stack) error { s.receiver.deadly.Store(true); return nil }},
 		{Name: "poison", Story: "1 % of the events cannot be applied: they go to the dead letters and hold nothing up.",
 			inject: func(_ context.Context, s *Stack) error {
 				s.Producer.Poison = 0.01
@@ -199,9 +192,16 @@ func Faults() []Fault {
 				s.Consumer.Stream.Failpoint = func(string) {}
 				return s.StartConsumer(ctx, 1)
 			}},
-		{Name: "slow-handler", Story: "Every transaction takes longer than 200 ms, as with an index that has bloated out of memory.",
+		{Name: "slow-handler", Story: "Every transaction takes longer than the objective of 200 ms, as with an index that has bloated out of memory.",
 			inject: func(ctx context.Context, s *Stack) error {
-				s.Consumer.Inbox.Handler = s.slowSQL(60 * time.Millisecond)
+				s.Consumer.Stream.BatchSize = 15
+				s.Consumer.Inbox.Handler = s.slowSQL(60*time.Millisecond, 1)
+				return s.StartConsumer(ctx, 0)
+			}},
+		{Name: "slow-tail", Story: "Each fiftieth event takes longer than a second, the rest does not: the p99 is over the objective, the error budget hardly notices.",
+			inject: func(ctx context.Context, s *Stack) error {
+				s.Consumer.Stream.BatchSize = 2
+				s.Consumer.Inbox.Handler = s.slowSQL(1200*time.Millisecond, 50)
 				return s.StartConsumer(ctx, 0)
 			}},
 		{Name: "commit-blocked", Story: "The broker refuses every offset commit: the database runs ahead, and a crash would redeliver all of it.",

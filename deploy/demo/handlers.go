@@ -51,11 +51,14 @@ func (s *Stack) slow(d time.Duration) inbox.Handler {
 	}
 }
 
-// slowSQL has a statement for each event that takes d.
-func (s *Stack) slowSQL(d time.Duration) inbox.Handler {
+// slowSQL has a statement that takes d for every nth event.
+func (s *Stack) slowSQL(d time.Duration, nth int64) inbox.Handler {
 	right := payments.Handler(Group, s.Consumer.Notify)
+	var n atomic.Int64
 	return func(ctx context.Context, tx *inbox.Tx, ev inbox.Event) error {
-		tx.Queue("SELECT pg_sleep($1)", d.Seconds())
+		if n.Add(1)%nth == 0 {
+			tx.Queue("SELECT pg_sleep($1)", d.Seconds())
+		}
 		return right(ctx, tx, ev)
 	}
 }

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -188,31 +186,3 @@ func openPool(ctx context.Context, dsn string, c *cable) (*pgxpool.Pool, error) 
 	pc.ConnConfig.DialFunc = c.dial
 	return pgxpool.NewWithConfig(ctx, pc)
 }
-
-// receiver takes the outbox's deliveries.
-type receiver struct {
-	address  string
-	server   *http.Server
-	refusing atomic.Bool
-	received atomic.Int64
-}
-
-func newReceiver(ctx context.Context) (*receiver, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("listen for the outbox: %w", err)
-	}
-	r := &receiver{address: l.Addr().String()}
-	r.server = &http.Server{ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		_, _ = io.Copy(io.Discard, req.Body)
-		if r.refusing.Load() {
-			http.Error(w, "not now", http.StatusServiceUnavailable)
-			return
-		}
-		r.received.Add(1)
-	})}
-	go func() { _ = r.server.Serve(l) }() // ends with close
-	return r, nil
-}
-
-func (r *receiver) close() { _ = r.server.Close() }

@@ -101,7 +101,8 @@ func New(pg *pgserver.Server, broker Broker, database string, log *slog.Logger) 
 			// A share of the events is handed over twice, as after a rebalance.
 			Stream: stream.Config{Redeliver: 0.004},
 		},
-		Producer: produce.Config{Client: client, Topic: Topic, Rate: 50, Accounts: accountCount, Log: log},
+		// A producer outlives a topic that is gone for a moment.
+		Producer: produce.Config{Client: append([]kgo.Opt{kgo.UnknownTopicRetries(-1)}, client...), Topic: Topic, Rate: 50, Accounts: accountCount, Log: log},
 		Pruner:   prune.Config{DSN: dsn, Client: client, Topics: []string{Topic}, Retention: markerRetention, Every: 10 * time.Second, Log: log},
 		Outbox:   outbox.Config{Group: Group, Log: log},
 		failed:   make(chan error, 8),
@@ -335,15 +336,14 @@ func (s *Stack) ExporterURL() string { return s.url }
 func (s *Stack) ConsumerURL(i int) string { return "http://" + s.members[i].address }
 
 // StartOutbox starts the outbox relay by s.Outbox, after the one that runs.
-// It is started again when it ends by itself.
+// One that is killed is started again.
 func (s *Stack) StartOutbox() {
 	s.outbox.stop()
 	cfg := s.Outbox
 	cfg.Registerer, cfg.Endpoint = s.side, "http://"+s.receiver.address
-	crash := cfg.Failpoint
 	s.outbox = s.run("outbox", func(ctx context.Context) error {
 		for ctx.Err() == nil {
-			if err := s.relay(ctx, cfg, crash); err != nil && ctx.Err() == nil {
+			if err := s.relay(ctx, cfg); err != nil && ctx.Err() == nil {
 				s.Log.Warn("the relay ended, and is started again", "error", err)
 			}
 			sleep(ctx, s.RestartAfter)
@@ -352,8 +352,8 @@ func (s *Stack) StartOutbox() {
 	})
 }
 
-// relay runs the outbox until ctx ends or a failpoint cuts it off.
-func (s *Stack) relay(ctx context.Context, cfg outbox.Config, crash func(string)) error {
+// relay runs the outbox until ctx ends or the receiver kills it.
+func (s *Stack) relay(ctx context.Context, cfg outbox.Config) error {
 	c := newCable()
 	pool, err := openPool(ctx, s.Consumer.DSN, c)
 	if err != nil {
@@ -363,14 +363,7 @@ func (s *Stack) relay(ctx context.Context, cfg outbox.Config, crash func(string)
 	cfg.Pool = pool
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if crash != nil {
-		cfg.Failpoint = func(name string) {
-			if name == crashAfterSend {
-				c.cut()
-				cancel()
-			}
-		}
-	}
+	s.receiver.kill.Store(func() { c.cut(); cancel() })
 	return outbox.Run(ctx, cfg)
 }
 

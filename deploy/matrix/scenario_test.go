@@ -2,6 +2,7 @@ package matrix
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -47,6 +48,8 @@ type scenario struct {
 	// before is how long all goes well first, after how long is watched after
 	// the alert, or after what happened when nothing may fire.
 	before, after time.Duration
+
+	try int // which attempt this is
 }
 
 // healthy: nothing may fire.
@@ -55,7 +58,6 @@ func (sc scenario) healthy() bool { return sc.want == "" }
 // result of a scenario.
 type result struct {
 	scenario
-	failed bool
 	// took is the time from the fault to the alert.
 	took time.Duration
 	// fired are the names of what fired and was wanted or right, pages of what
@@ -110,6 +112,7 @@ type bench struct {
 	prometheus *prometheus
 	postgres   *pgserver.Server
 	inhibit    []inhibition
+	stalls     *stalls
 }
 
 func newBench(t *testing.T) *bench {
@@ -118,11 +121,32 @@ func newBench(t *testing.T) *bench {
 		prometheus: startPrometheus(t),
 		postgres:   testenv.PostgresServer(t, pgserver.Options{Config: map[string]string{"shared_buffers": "256MB"}}),
 		inhibit:    inhibitions(t),
+		stalls:     watchStalls(t),
 	}
 }
 
-// play runs a scenario and judges it.
+// play runs a scenario and judges it. It plays again where the machine stalled
+// so long that the fast clock of the rules made a fault of it.
 func (b *bench) play(t *testing.T, sc scenario) *result {
+	t.Helper()
+	const attempts = 3
+	var stall time.Duration
+	for i := range attempts {
+		sc.try = i + 1
+		var r *result
+		if r, stall = b.once(t, sc); stall < tolerable {
+			b.verdict(t, r)
+			return r
+		}
+		t.Logf("attempt %d of %d says nothing: the machine stalled for %s", i+1, attempts, stall.Round(100*time.Millisecond))
+	}
+	testenv.Missing(t, "a machine that does not stall", fmt.Errorf("it stalled for %s, which the rules take for %s", stall, stall*speed))
+	return nil
+}
+
+// once plays a scenario once. It also returns the longest stall of the
+// machine meanwhile.
+func (b *bench) once(t *testing.T, sc scenario) (*result, time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
@@ -153,7 +177,8 @@ func (b *bench) play(t *testing.T, sc scenario) *result {
 		t.Cleanup(own.Close)
 		broker = own
 	}
-	database := strings.ReplaceAll(sc.name, "-", "_")
+	cluster := fmt.Sprintf("%s-%d", sc.name, sc.try)
+	database := strings.ReplaceAll(cluster, "-", "_")
 	s, err := demo.New(pg, broker, database, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -185,11 +210,11 @@ func (b *bench) play(t *testing.T, sc scenario) *result {
 		"consumer":  {address(s.ConsumerURL(0))},
 		"glued":     {startGlued(t, s)},
 	}
-	if err := b.prometheus.watch(sc.name, targets); err != nil {
+	if err := b.prometheus.watch(cluster, targets); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := b.prometheus.forget(sc.name); err != nil {
+		if err := b.prometheus.forget(cluster); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -207,7 +232,7 @@ func (b *bench) play(t *testing.T, sc scenario) *result {
 	if sc.healthy() {
 		wait(ctx, cmpOr(sc.after, watchHealthy))
 	} else {
-		b.until(ctx, t, sc, injected.Add(sc.within))
+		b.until(ctx, t, cluster, sc.want, injected.Add(sc.within))
 		wait(ctx, cmpOr(sc.after, defaultAfter))
 	}
 	select {
@@ -215,11 +240,16 @@ func (b *bench) play(t *testing.T, sc scenario) *result {
 		t.Errorf("a part of the stack failed: %v", err)
 	default:
 	}
-	fired, err := b.prometheus.history(ctx, sc.name, began, time.Now())
+	ended := time.Now()
+	fired, err := b.prometheus.history(ctx, cluster, began, ended)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b.judge(t, sc, injected, fired)
+	gap, err := b.prometheus.gap(ctx, cluster, began.Add(3*time.Second), ended)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.judge(t, sc, injected, fired), max(gap, b.stalls.worst(began, ended))
 }
 
 // fault is the demo's fault of the scenario's name, if there is one.
@@ -237,14 +267,14 @@ func (sc scenario) fault(t *testing.T) demo.Fault {
 }
 
 // until waits for the wanted alert.
-func (b *bench) until(ctx context.Context, t *testing.T, sc scenario, deadline time.Time) {
+func (b *bench) until(ctx context.Context, t *testing.T, cluster, want string, deadline time.Time) {
 	t.Helper()
 	for time.Now().Before(deadline) && ctx.Err() == nil {
-		firing, err := b.prometheus.alerts(ctx, sc.name)
+		firing, err := b.prometheus.alerts(ctx, cluster)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if firing[sc.want] {
+		if firing[want] {
 			return
 		}
 		wait(ctx, 500*time.Millisecond)
@@ -261,13 +291,13 @@ func (b *bench) judge(t *testing.T, sc scenario, injected time.Time, fired []fir
 		early := f.From.Before(injected)
 		if other := f.stack(); other != "" {
 			if early || sc.healthy() {
-				r.false[other] = once(r.false[other], f.name())
+				r.false[other] = include(r.false[other], f.name())
 			}
 			if !early && !slices.Contains(r.false[other], f.name()) {
 				if len(r.seen[other]) == 0 {
 					r.first[other] = f.From.Sub(injected)
 				}
-				r.seen[other] = once(r.seen[other], f.name())
+				r.seen[other] = include(r.seen[other], f.name())
 			}
 			continue
 		}
@@ -276,26 +306,29 @@ func (b *bench) judge(t *testing.T, sc scenario, injected time.Time, fired []fir
 			if r.took < 0 {
 				r.took = f.From.Sub(injected)
 			}
-			r.fired = once(r.fired, f.name())
+			r.fired = include(r.fired, f.name())
 		case slices.Contains(right, f.name()) && !early:
-			r.fired = once(r.fired, f.name())
+			r.fired = include(r.fired, f.name())
 		case f.severity() == "info":
 		case b.notified(f, fired):
-			r.pages = once(r.pages, f.name())
+			r.pages = include(r.pages, f.name())
 		}
-	}
-	if !sc.healthy() && (r.took < 0 || r.took > sc.within) {
-		r.failed = true
-		t.Errorf("%s: %s did not fire within %s", sc.name, sc.want, sc.within)
-	}
-	if len(r.pages) > 0 {
-		r.failed = true
-		t.Errorf("%s: false pages: %s", sc.name, strings.Join(r.pages, ", "))
 	}
 	return r
 }
 
-func once(names []string, name string) []string {
+// verdict fails the test where the result is not what was expected.
+func (b *bench) verdict(t *testing.T, r *result) {
+	t.Helper()
+	if !r.healthy() && (r.took < 0 || r.took > r.within) {
+		t.Errorf("%s: %s did not fire within %s", r.name, r.want, r.within)
+	}
+	if len(r.pages) > 0 {
+		t.Errorf("%s: false pages: %s", r.name, strings.Join(r.pages, ", "))
+	}
+}
+
+func include(names []string, name string) []string {
 	if slices.Contains(names, name) {
 		return names
 	}
