@@ -25,7 +25,9 @@ func TestRelease(t *testing.T) {
 			Goos, Goarch                   []string
 		}
 		Archives []struct {
-			Files []struct{ Source string } `yaml:"files"`
+			Files []struct {
+				Source string `yaml:"src"`
+			}
 		}
 		Checksum struct{ Algorithm string }
 		SBOMs    []struct{ Artifacts string }
@@ -56,11 +58,16 @@ func TestRelease(t *testing.T) {
 	if !boms["archive"] || !boms["source"] {
 		t.Errorf("a bill of materials is made of %v", boms)
 	}
+	archived := 0
 	for _, a := range config.Archives {
 		for _, f := range a.Files {
+			archived++
 			if found, err := filepath.Glob(filepath.Join(testenv.Root(), f.Source)); err != nil || len(found) == 0 {
 				t.Errorf("the archive takes %s, which does not exist (%v)", f.Source, err)
 			}
 		}
+	}
+	if archived < 5 {
+		t.Errorf("the archives take %d kinds of files beside the programs", archived)
 	}
 }
