@@ -354,7 +354,11 @@ func consume(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic string, d
 	reg := prometheus.NewRegistry()
 	go func() {
 		done <- stream.Run(ctx, stream.Config{Client: client, Registerer: reg, Topics: []string{topic}, Pool: pool, Inbox: in, Decode: payments.Decode(false), BatchSize: d.batch, Tracer: tracer,
-			Assigned: func(map[string][]int32) { begin() }, Guard: stream.Guard{MarkerRetention: 8 * 24 * time.Hour}})
+			Assigned: func(parts map[string][]int32) {
+				if len(parts) > 0 {
+					begin()
+				}
+			}, Guard: stream.Guard{MarkerRetention: 8 * 24 * time.Hour}})
 	}()
 	cl, err := kgo.NewClient(client...)
 	if err != nil {

@@ -74,7 +74,8 @@ type Config struct {
 	Tracer     *telemetry.Tracer // nil: no traces
 	Log        *slog.Logger
 	Now        func() time.Time
-	// Assigned is called with the partitions that were assigned.
+	// Assigned is called with the partitions that a rebalance added: none for
+	// a member that stands by.
 	Assigned func(map[string][]int32)
 	// Failpoint is called at named boundaries; for crash tests only.
 	Failpoint func(name string)
@@ -303,8 +304,8 @@ func (c *consumer) assigned(_ context.Context, client *kgo.Client, parts map[str
 	if len(parts) > 0 {
 		c.cfg.Log.Info("partitions assigned", "consumer_group", c.cfg.Inbox.Group(), "partitions", parts)
 		client.ResumeFetchPartitions(parts)
-		c.cfg.Assigned(parts)
 	}
+	c.cfg.Assigned(parts)
 }
 
 // take removes the partitions from the assignment: no record is handed to them

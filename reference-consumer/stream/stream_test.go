@@ -49,6 +49,22 @@ func TestConsumesAndCounts(t *testing.T) {
 	b.wantLedger(500)
 }
 
+// A member that stands by, with more members than partitions, is ready too.
+func TestStandbyIsAssignedNothing(t *testing.T) {
+	b := setup(t, 1)
+	for range 2 {
+		ready := make(chan struct{}, 10)
+		cfg := b.config(nil, nil)
+		cfg.Assigned = func(map[string][]int32) { ready <- struct{}{} }
+		b.start(cfg)
+		select {
+		case <-ready:
+		case <-time.After(20 * time.Second):
+			t.Fatal("a member did not hear of its assignment")
+		}
+	}
+}
+
 // case C1: an effect that fails for no fault of the event's: its partition
 // stands exactly at it, the others drain, and it goes on once it heals.
 func TestOnlyThePartitionStops(t *testing.T) {
