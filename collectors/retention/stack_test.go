@@ -86,7 +86,7 @@ func newStack(t testing.TB, brokers []string, ddl string) *stack {
 	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
 	s.exec(ddl)
 	s.client, err = kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.RecordPartitioner(kgo.ManualPartitioner()),
-		kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.RetryTimeout(20*time.Second))
+		kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.UnknownTopicRetries(-1), kgo.RetryTimeout(20*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
