@@ -157,6 +157,7 @@ func (l *ledger) skipDead(ctx context.Context) error {
 		}
 	}
 	f.next, f.from = next, next
+	l.scrub.hurry()
 	return nil
 }
 

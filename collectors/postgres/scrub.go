@@ -19,7 +19,9 @@ type scrub struct {
 	since time.Time
 	// fast says that something was missed: the round takes all the time that
 	// a snapshot may.
-	fast        bool
+	fast bool
+	// skipped says that the round had to pass over a range.
+	skipped     bool
 	corrections int64
 }
 
@@ -37,7 +39,7 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 		top = maxTime // the far future is not in the tail
 	}
 	if !s.running {
-		s.running, s.cursor, s.began = true, minTime, time.Now()
+		s.running, s.skipped, s.cursor, s.began = true, false, minTime, time.Now()
 	}
 	for budget := l.t.scrubRows; (budget > 0 || s.fast) && !q.spent(); {
 		hi, rows := l.book.reach(s.cursor, top, l.t.scrubRows)
@@ -47,8 +49,7 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 			// The transaction is over, and what it has counted stands. Dead
 			// rows nobody may remove yet can make a range slow: go past it.
 			q.reading.problems = append(q.reading.problems, poll.Problem{Kind: "timeout", Entity: "scrub of " + l.table.String(), Err: err})
-			s.cursor = hi
-			s.running = hi < top
+			s.cursor, s.running, s.skipped = hi, hi < top, true
 			return nil
 		}
 		if err != nil {
@@ -60,8 +61,11 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 		budget -= rows + 1
 		s.cursor = hi
 		if hi >= top {
-			s.running, s.fast, s.since = false, false, s.began
-			l.tally.rebase()
+			s.running = false
+			if !s.skipped {
+				s.fast, s.since = false, s.began
+				l.tally.rebase()
+			}
 			break
 		}
 	}
