@@ -57,16 +57,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var c cli
 	loaded := &config.Loaded{}
 	exit := -1
-	parser, err := kong.New(&c, append(config.Options("ONCEWATCH"),
-		kong.Name("oncewatch"),
-		kong.Description("Tells whether every event is really applied once."),
-		kong.Vars{"version": version.Print("oncewatch"), "demo_faults": demo.FaultNames()},
-		kong.Bind(loaded),
+	parser, err := newParser(&c, loaded,
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(code int) { exit = code }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
-	)...)
+	)
 	if err != nil {
 		_, _ = fmt.Fprintln(stderr, "oncewatch:", err)
 		return exitUnusable
@@ -90,6 +85,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	_, _ = fmt.Fprintln(stderr, "oncewatch:", err)
 	return exitUnusable
+}
+
+func newParser(c *cli, loaded *config.Loaded, options ...kong.Option) (*kong.Kong, error) {
+	return kong.New(c, append(append(config.Options("ONCEWATCH"),
+		kong.Name("oncewatch"),
+		kong.Description("Tells whether every event is really applied once."),
+		kong.Vars{"version": version.Print("oncewatch"), "demo_faults": demo.FaultNames()},
+		kong.Bind(loaded),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+	), options...)...)
 }
 
 // exitError carries an exit code of its own.
