@@ -1,6 +1,7 @@
 package retention
 
 import (
+	"slices"
 	"time"
 
 	"oncewatch/collectors/kafka"
@@ -82,7 +83,25 @@ func (b *byOffset) count(s *subject, p *part, low, top int64) (count, unseen int
 			gone = append(gone, r)
 		}
 	}
-	return min(count, top-low), max(0, min(h.From, top)-low), gone
+	return min(count, top-low), max(0, min(h.From, top)-low), fewer(gone)
+}
+
+// maxRanges is how many ranges a person is shown.
+const maxRanges = 8
+
+// fewer joins ranges across the smallest gaps until they can be shown.
+func fewer(ranges []Range) []Range {
+	for len(ranges) > maxRanges {
+		at := 1
+		for i := 2; i < len(ranges); i++ {
+			if ranges[i].First-ranges[i-1].Last < ranges[at].First-ranges[at-1].Last {
+				at = i
+			}
+		}
+		ranges[at-1].Last = max(ranges[at-1].Last, ranges[at].Last)
+		ranges = slices.Delete(ranges, at, at+1)
+	}
+	return ranges
 }
 
 var _ OffsetLister = (*kafka.Client)(nil)

@@ -267,3 +267,15 @@ func TestTablesWithLessColumns(t *testing.T) {
 	w.commit("second", "t", 1000)
 	w.want(w.settle())
 }
+
+func TestRangesAreFew(t *testing.T) {
+	var ranges []Range
+	for i := range int64(20) {
+		ranges = append(ranges, Range{i * 10, i*10 + 8})
+	}
+	ranges = append(ranges, Range{1000, 1001})
+	got := fewer(ranges)
+	if len(got) != maxRanges || got[0].First != 0 || got[len(got)-1] != (Range{1000, 1001}) || got[len(got)-2].Last != 198 {
+		t.Errorf("%v", got)
+	}
+}

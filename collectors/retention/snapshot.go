@@ -57,7 +57,7 @@ type Partition struct {
 	// Unprotected is how many records a reset to earliest would apply twice:
 	// at least this many where Unseen is not 0.
 	Unprotected kafka.Known[int64]
-	// Gone are the offsets among which they are. Empty by time.
+	// Gone are the offsets among which they are, in a few ranges. Empty by time.
 	Gone []Range
 	// Unseen is how many offsets from LogStart on no marker was ever seen of:
 	// never handled, or pruned before we looked.
