@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -104,7 +106,7 @@ func child(text string) int {
 			}
 		},
 	}
-	cfg.Inbox = inbox.Config{Failpoint: hit, IdleTimeout: sp.Session / 2, StatementTimeout: 5 * time.Second, TransactionTimeout: 8 * time.Second}
+	cfg.Inbox = inbox.Config{Failpoint: hit, IdleTimeout: sp.Session / 2, StatementTimeout: 3 * time.Second, TransactionTimeout: 4 * time.Second}
 	if sp.KillOn != "" || sp.Slow > 0 {
 		handle := payments.Handler(sp.Group, payments.NotifyNever)
 		cfg.Inbox.Handler = func(ctx context.Context, tx *inbox.Tx, ev inbox.Event) error {
@@ -119,7 +121,7 @@ func child(text string) int {
 		}
 	}
 	cfg.Stream.Failpoint, cfg.Stream.BatchSize = hit, sp.BatchSize
-	cfg.Stream.SessionTimeout, cfg.Stream.RebalanceTimeout, cfg.Stream.HeartbeatInterval = sp.Session, 10*time.Second, 200*time.Millisecond
+	cfg.Stream.SessionTimeout, cfg.Stream.RebalanceTimeout, cfg.Stream.HeartbeatInterval = sp.Session, 5*time.Second, 200*time.Millisecond
 	cfg.Stream.ServerSideBalancing, cfg.Stream.InstanceID = sp.ServerSide, sp.Instance
 	cfg.Stream.Consumer = []kgo.Opt{kgo.Dialer(func(ctx context.Context, network, addr string) (net.Conn, error) {
 		var d net.Dialer
@@ -251,6 +253,16 @@ func (p *process) wait(limit time.Duration) bool {
 	case <-time.After(limit):
 		return false
 	}
+}
+
+// stopped says whether the child has been stopped by SIGSTOP.
+func (p *process) stopped() bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return false
+	}
+	_, rest, ok := bytes.Cut(stat, []byte(") "))
+	return ok && len(rest) > 0 && rest[0] == 'T'
 }
 
 // killed waits until the child has been killed by its own point.

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -23,8 +25,8 @@ type mutant struct {
 }
 
 const (
-	commitFirst = "\tp.c.commits.committed(p, b.Next, records[len(records)-1].LeaderEpoch)\n\t_ = p.c.commits.send(p.ctx, nil)\n"
-	applyLine   = "\tres, err := p.c.cfg.Inbox.Apply(p.ctx, p.c.cfg.Pool, b)\n"
+	commitFirst = "\tp.c.commits.committed(p, b.Next, records[len(records)-1].LeaderEpoch, process.Context())\n\t_ = p.c.commits.send(p.ctx, nil)\n"
+	applyLine   = "\tres, err := p.c.cfg.Inbox.Apply(ctx, p.c.cfg.Pool, b)\n"
 	// trustKafka: the database's own offset is not looked at.
 	decideLine = "	if db != nil && db.topicID != topicID {"
 	trustKafka = "	db = nil\n" + decideLine

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -102,11 +104,13 @@ func TestSoak(t *testing.T) {
 		p.signal(syscall.SIGCONT)
 	}
 	last := s.start(nil)
+	trouble := time.Now()
 	s.all(2*time.Minute + *soakFor)
 	last.stop()
 	for _, p := range stopped {
 		p.kill()
 	}
 	s.mustAudit()
+	t.Logf("drained in %s", time.Since(trouble).Round(time.Millisecond))
 	t.Logf("%d events, %d published twice, %d poisoned: %v", s.stats.Events, s.stats.Duplicates, s.stats.Poison, counts)
 }
