@@ -48,6 +48,10 @@ func explainCode(pg *pgconn.PgError) (kind, remedy string) {
 	switch {
 	case pg.Code == "42501" && strings.Contains(pg.Message, "row-level security"):
 		return "row_security", "its policies would hide rows from the counts: grant the role BYPASSRLS or use one that the policies do not apply to"
+	case pg.Code == "42501" && strings.Contains(pg.Message, "for database"):
+		return "denied", "GRANT CONNECT ON DATABASE to the role of postgres.dsn"
+	case pg.Code == "42501" && strings.Contains(pg.Message, "for schema"):
+		return "denied", "GRANT USAGE ON SCHEMA to the role of postgres.dsn"
 	case pg.Code == "42501":
 		return "denied", "GRANT SELECT on it to the role of postgres.dsn"
 	case pg.Code == "28P01", pg.Code == "28000":
@@ -62,8 +66,10 @@ func explainCode(pg *pgconn.PgError) (kind, remedy string) {
 		return "timeout", "something holds a lock on it or the server is overloaded; tried again at the next poll"
 	case pg.Code == "57P03", strings.HasPrefix(pg.Code, "57P"), strings.HasPrefix(pg.Code, "08"):
 		return "unreachable", "the server is starting or stopping; tried again at the next poll"
+	case pg.Code == "53300":
+		return "overloaded", "each process that logs in as the role needs 2 connections: see the role's CONNECTION LIMIT and the server's max_connections"
 	case strings.HasPrefix(pg.Code, "53"):
-		return "overloaded", "the server is out of a resource, such as connections"
+		return "overloaded", "the server is out of a resource, such as memory or disk"
 	case strings.HasPrefix(pg.Code, "22"):
 		return "malformed", "a row of it cannot be read"
 	case strings.HasPrefix(pg.Code, "40"):
