@@ -24,10 +24,10 @@ type mutant struct {
 	Nth     int
 	Test    string
 
-	id    string          // suffix of its rules: _m007
-	rules []rulefmt.Rule  // the mutated rule and all that depend on it, renamed
-	names map[string]bool // alerts among them, by their original name
-	file  string
+	id     string          // suffix of its rules: _m007
+	rules  []rulefmt.Rule  // the mutated rule and all that depend on it, renamed
+	alerts map[string]bool // alerts among them, by their original name
+	file   string
 }
 
 // Every mutant of mutants.yml is killed by the unit test it names. A survivor
@@ -114,7 +114,7 @@ func (m *mutant) build(t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	m.file, m.names = file, map[string]bool{}
+	m.file, m.alerts = file, map[string]bool{}
 	changed := map[string]bool{}
 	for _, group := range parse(t, text) {
 		for _, r := range group.Rules {
@@ -128,13 +128,13 @@ func (m *mutant) build(t *testing.T) error {
 				changed[r.Record] = true
 				r.Record += m.id
 			} else {
-				m.names[r.Alert] = true
+				m.alerts[r.Alert] = true
 				r.Alert += m.id
 			}
 			m.rules = append(m.rules, r)
 		}
 	}
-	if len(m.names) == 0 {
+	if len(m.alerts) == 0 {
 		return fmt.Errorf("no alert depends on %s", m.Rule)
 	}
 	return nil
@@ -199,15 +199,17 @@ func survivors(t *testing.T, promtool, test string, mutants []*mutant) []*mutant
 	if err := os.Mkdir(filepath.Join(dir, "tests"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	needed := neededFor(t, filepath.Join("tests", test+".test.yml"))
 	alive := map[string]*mutant{}
 	for _, m := range mutants {
 		alive[m.id] = m
+		m.only(needed)
 	}
 	// A mutant whose rules cannot even be evaluated ends the run: it is killed, and
 	// the others run without it.
 	for {
 		for _, name := range ruleFiles(t) {
-			writeRules(t, dir, name, alive)
+			writeRules(t, dir, name, needed, alive)
 		}
 		file := filepath.Join("tests", test+".test.yml")
 		writeTest(t, file, filepath.Join(dir, file), alive)
@@ -246,14 +248,48 @@ func survivors(t *testing.T, promtool, test string, mutants []*mutant) []*mutant
 
 var idPattern = regexp.MustCompile(`_m\d{3}`)
 
-// writeRules writes a shipped rule file with the rules of its mutants added.
-func writeRules(t *testing.T, dir, name string, alive map[string]*mutant) {
+// neededFor are the alerts a test names and every rule they depend on: what the
+// mutants of that test are evaluated with. The whole rules run in TestUnitTests.
+func neededFor(t *testing.T, test string) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(test)
+	if err != nil {
+		t.Fatal(err)
+	}
+	needed := map[string]bool{}
+	for _, r := range slices.Backward(rules(t)) { // what a rule reads stands before it
+		if r.Alert != "" && !strings.Contains(string(text), r.Alert) || r.Record != "" && !needed[r.Record] {
+			continue
+		}
+		needed[r.Record+r.Alert] = true
+		rewrite(t, r.Expr, func(s *parser.VectorSelector) string { needed[s.Name] = true; return "" })
+	}
+	return needed
+}
+
+// only keeps the rules of the mutant that are needed.
+func (m *mutant) only(needed map[string]bool) {
+	m.rules = slices.DeleteFunc(m.rules, func(r rulefmt.Rule) bool {
+		return !needed[strings.TrimSuffix(r.Record+r.Alert, m.id)]
+	})
+	for name := range m.alerts {
+		if !needed[name] {
+			delete(m.alerts, name)
+		}
+	}
+}
+
+// writeRules writes the needed rules of a shipped file and those of its mutants.
+func writeRules(t *testing.T, dir, name string, needed map[string]bool, alive map[string]*mutant) {
 	t.Helper()
 	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	groups := parse(t, text)
+	for i := range groups {
+		groups[i].Rules = slices.DeleteFunc(groups[i].Rules, func(r rulefmt.Rule) bool { return !needed[r.Record+r.Alert] })
+	}
 	last := &groups[len(groups)-1]
 	for _, id := range sortedKeys(alive) {
 		if alive[id].file == name {
@@ -299,7 +335,7 @@ func writeTest(t *testing.T, from, to string, alive map[string]*mutant) {
 					switch {
 					case kind == "promql_expr_test":
 						mutated["expr"] = m.inPlace(t, check["expr"].(string))
-					case m != nil && m.names[check["alertname"].(string)]:
+					case m != nil && m.alerts[check["alertname"].(string)]:
 						mutated["alertname"] = check["alertname"].(string) + id
 					case m != nil:
 						continue
@@ -330,7 +366,7 @@ func (m *mutant) inPlace(t *testing.T, expr string) string {
 			return matchers(s, "", `alertname!~".*_m[0-9]{3}"`)
 		})
 	}
-	names := strings.Join(sortedKeys(m.names), "|")
+	names := strings.Join(sortedKeys(m.alerts), "|")
 	return rewrite(t, expr, func(s *parser.VectorSelector) string {
 		return fmt.Sprintf(`(%s or label_replace(%s, "alertname", "$1", "alertname", "(.*)%s"))`,
 			matchers(s, "", `alertname!~".*_m[0-9]{3}|`+names+`"`),
