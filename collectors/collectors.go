@@ -111,7 +111,7 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		if len(stores) > 1 {
 			suffix = ":" + title
 		}
-		own := func(s poll.Source) poll.Source { return ownSeries{s, names, i, sc} }
+		own := func(s poll.Source) poll.Source { return ownSeries{s, names, i, ps.Config()} }
 		s := store{Store: ps}
 		s.markers = add("markers"+suffix, own(ps.Markers()))
 		s.table = add("table"+suffix, own(ps.TableHealth()))

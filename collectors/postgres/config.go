@@ -15,6 +15,7 @@ import (
 // below a prefix such as "postgres.".
 type Config struct {
 	DSN      string `name:"dsn" help:"Connection string, as a URL or as key=value pairs. Absent: libpq's PG* variables. sslmode, passfile and service work as in libpq."`
+	Preset   string `name:"preset" placeholder:"NAME" help:"Table and columns of a framework, where nothing else is set: eventuate-tram, masstransit, nservicebus, spring-modulith or wolverine."`
 	Table    string `name:"table" default:"processed_events" help:"The marker table, as written in SQL: name, schema.table, quotes where SQL needs them."`
 	Database string `name:"database" help:"Value of the label database. Default: current_database()."`
 
@@ -25,8 +26,10 @@ type Config struct {
 	GroupRetention map[string]time.Duration `name:"group-retention" help:"The same for single consumer groups: GROUP=8d;GROUP=10d."`
 	RowLimit       int64                    `name:"row-limit" help:"Markers that a consumer group may reach; exported for an alert that predicts it."`
 
-	TimeZone string `name:"time-zone" help:"Zone of a processed_at column without time zone. Default: the database's TimeZone setting."`
-	MaxCells int    `name:"max-cells" default:"1000000" help:"Bound of the ledger's memory, in cells of about 80 bytes; beyond it cells of a minute become coarser."`
+	TimeZone  string        `name:"time-zone" help:"Zone of a processed_at column without time zone. Default: the database's TimeZone setting."`
+	TimeUnit  string        `name:"time-unit" placeholder:"UNIT" help:"Unit of a processed_at column that is a bigint counted from 1970: s, ms or us. Default: the column is a timestamp."`
+	TimeAhead time.Duration `name:"time-ahead" help:"How far the processed_at column lies ahead of the processing, where it says until when the marker is kept (Wolverine's keep_until)."`
+	MaxCells  int           `name:"max-cells" default:"1000000" help:"Bound of the ledger's memory, in cells of about 80 bytes; beyond it cells of a minute become coarser."`
 }
 
 // Columns names the columns of the marker table. Only the time is needed: a
@@ -76,6 +79,10 @@ func (c Config) Validate() error {
 	bad := func(key, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("postgres."+key+": "+format, args...))
 	}
+	c, err := c.withPreset()
+	if err != nil {
+		errs = append(errs, err)
+	}
 	if _, err := parseDSN(c.DSN); err != nil {
 		errs = append(errs, err)
 	}
@@ -89,6 +96,12 @@ func (c Config) Validate() error {
 	}
 	if c.Columns.withDefaults().ProcessedAt == absent {
 		bad("column.processed-at", "a marker table needs a time; name its column")
+	}
+	if c.TimeUnit != "" && units[c.TimeUnit] == 0 {
+		bad("time-unit", "%q is unknown; use s, ms or us, or leave it out for a timestamp", c.TimeUnit)
+	}
+	if c.TimeAhead < 0 || c.TimeAhead > 10*365*24*time.Hour {
+		bad("time-ahead", "%s is out of range; use for example 5m", c.TimeAhead)
 	}
 	if c.Retention < 0 {
 		bad("retention", "%s is negative; use for example 8d", c.Retention)

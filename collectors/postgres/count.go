@@ -25,10 +25,12 @@ type counter struct {
 	sums  string // oldest, newest, lowest and highest offset
 	by    string // the key's columns, each preceded by a comma
 	zoned bool   // timestamptz
+	epoch epoch  // a number since 1970 instead
+	ahead int64  // how far the column lies ahead of the ledger's time
 }
 
 func newCounter(t *Table) *counter {
-	c := &counter{from: t.sql(), at: quote(t.Has.ProcessedAt), zoned: !t.Zoneless}
+	c := &counter{from: t.sql(), at: quote(t.Has.ProcessedAt), zoned: !t.Zoneless, epoch: t.Epoch, ahead: t.Ahead}
 	var by strings.Builder
 	column := func(name, cast, none string) string {
 		if name == "" {
@@ -52,6 +54,12 @@ func newCounter(t *Table) *counter {
 // literal writes a time as the column's type. The statement's text varies, so
 // that the planner sees the value and prunes partitions.
 func (c *counter) literal(t int64) string {
+	if t > minTime && t <= lastTime {
+		t += c.ahead
+	}
+	if c.epoch > 0 {
+		return c.epoch.literal(t)
+	}
 	kind := "TIMESTAMP"
 	if c.zoned {
 		kind = "TIMESTAMPTZ"
@@ -93,13 +101,22 @@ func (c *counter) within(lo, hi int64) string {
 // raw is an expression of the column's type as timestamptz in the ledger's
 // time, whatever the session's zone.
 func (c *counter) raw(expr string) string {
-	if c.zoned {
-		return expr
+	switch {
+	case c.epoch > 0:
+		expr = c.epoch.timestamp(expr)
+	case !c.zoned:
+		expr = "(" + expr + ") AT TIME ZONE 'UTC'"
 	}
-	return "(" + expr + ") AT TIME ZONE 'UTC'"
+	if c.ahead > 0 {
+		return fmt.Sprintf("(%s) - interval '%d microseconds'", expr, c.ahead)
+	}
+	return expr
 }
 
 func (c *counter) bin(width int64) string {
+	if c.epoch > 0 {
+		return c.epoch.bin(width, c.at, c.ahead)
+	}
 	return fmt.Sprintf("date_bin('%d microseconds', %s, %s)", width, c.at, c.literal(0))
 }
 

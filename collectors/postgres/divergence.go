@@ -269,7 +269,7 @@ func (s *Store) effects(ctx context.Context, conn *pgx.Conn, in *session) (*effe
 	}
 	x := other.Table
 	if x == nil {
-		return nil, absentTable(ctx, conn, in, name, cfg.Table, "postgres.effect.table")
+		return nil, &poll.KindError{Kind: "missing", Err: fmt.Errorf("table %s does not exist in database %s: create it or set postgres.effect.table", cfg.Table, in.Database)}
 	}
 	e := &effects{group: cfg.Group, grouped: t.Has.Group != ""}
 	problem := func(format string, args ...any) {
@@ -279,6 +279,9 @@ func (s *Store) effects(ctx context.Context, conn *pgx.Conn, in *session) (*effe
 	m := newCounter(t)
 	if t.TimeIndex == "" {
 		return nil, &poll.KindError{Kind: "no_index", Err: fmt.Errorf("%s cannot be compared without an index that leads with %s", t, m.at)}
+	}
+	if m.epoch > 0 || m.ahead > 0 {
+		return nil, &poll.KindError{Kind: "unsupported", Err: fmt.Errorf("%s cannot be compared: %s is no timestamp of the marker's transaction; leave out postgres.effect.table", t, m.at)}
 	}
 	at := func(alias, column string) *counter { return &counter{at: alias + "." + quote(column), zoned: m.zoned} }
 	marker := at("m", t.Has.ProcessedAt)

@@ -7,6 +7,7 @@
 //
 //	cells.go     counts per time bucket and series, in memory
 //	count.go     the one statement that counts a range
+//	epoch.go     times that are numbers since 1970
 //	recount.go   a range counted again in one snapshot
 //	tail.go      what came since the last poll
 //	activity.go  transactions that were open then and have ended since
@@ -77,6 +78,10 @@ func New(cfg Config, log *slog.Logger, now func() time.Time) (*Store, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	cfg, err := cfg.withPreset()
+	if err != nil {
+		return nil, err
+	}
 	cfg.Table = cmp.Or(cfg.Table, "processed_events")
 	cfg.Columns = cfg.Columns.withDefaults()
 	cfg.MaxCells = cmp.Or(cfg.MaxCells, 1_000_000)
@@ -97,6 +102,9 @@ func New(cfg Config, log *slog.Logger, now func() time.Time) (*Store, error) {
 	}
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
+	}
+	if p, ok := presets[cfg.Preset]; ok {
+		log.Info("the table is read as a framework makes it", "preset", cfg.Preset, "table", cfg.Table, "lacks", p.lacks)
 	}
 	if now == nil {
 		now = time.Now
