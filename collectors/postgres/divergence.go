@@ -269,7 +269,7 @@ func (s *Store) effects(ctx context.Context, conn *pgx.Conn, in *session) (*effe
 	}
 	x := other.Table
 	if x == nil {
-		return nil, &poll.KindError{Kind: "missing", Err: fmt.Errorf("table %s does not exist in database %s: create it or set postgres.effect.table", cfg.Table, in.Database)}
+		return nil, absentTable(ctx, conn, in, name, cfg.Table, "postgres.effect.table")
 	}
 	e := &effects{group: cfg.Group, grouped: t.Has.Group != ""}
 	problem := func(format string, args ...any) {

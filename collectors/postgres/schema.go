@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -177,7 +178,7 @@ func (s *Store) discover(ctx context.Context, conn *pgx.Conn) (*session, []poll.
 		return nil, nil, &poll.KindError{Kind: "unsupported", Err: fmt.Errorf("PostgreSQL %d is too old: date_bin and TID range scans need 14", in.Version/10000)}
 	}
 	if in.Table == nil {
-		return nil, nil, &poll.KindError{Kind: "missing", Err: fmt.Errorf("table %s does not exist in database %s (search_path %s): create it or set postgres.table; it is looked for at every poll", s.cfg.Table, in.Database, in.SearchPath)}
+		return nil, nil, absentTable(ctx, conn, &in, s.name, s.cfg.Table, "postgres.table")
 	}
 	if err := in.Table.checkPreset(s.cfg); err != nil {
 		return nil, nil, fmt.Errorf("store %s: %w", cmp.Or(s.cfg.Database, in.Database), err)
@@ -187,6 +188,30 @@ func (s *Store) discover(ctx context.Context, conn *pgx.Conn) (*session, []poll.
 		in.Table.Zone = in.Zone
 	}
 	return &in, problems, err
+}
+
+// elsewhereSQL finds where a table of the name lies that the search path does
+// not lead to: a schema that the role may not use is left out of the path
+// without a word.
+const elsewhereSQL = `SELECT n.nspname::text, has_schema_privilege(n.oid, 'USAGE') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = $1 AND c.relkind IN ('r', 'p', 'v', 'm', 'f') ORDER BY 2, 1 LIMIT 1`
+
+// absentTable says that a table cannot be found, and what to do.
+func absentTable(ctx context.Context, conn *pgx.Conn, in *session, name pgx.Identifier, table, key string) error {
+	var schema string
+	var usable bool
+	err := conn.QueryRow(ctx, elsewhereSQL, name[len(name)-1]).Scan(&schema, &usable)
+	switch {
+	case err == nil && !usable:
+		return &poll.KindError{Kind: "denied", Err: fmt.Errorf("table %s is in schema %s of database %s, which role %s may not use: GRANT USAGE ON SCHEMA %s TO %s",
+			table, schema, in.Database, in.Role, quote(schema), quote(in.Role))}
+	case err == nil && len(name) == 1:
+		return &poll.KindError{Kind: "missing", Err: fmt.Errorf("table %s does not exist in database %s (search_path %s): there is one in schema %s, set %s to %s",
+			table, in.Database, in.SearchPath, schema, key, pgx.Identifier{schema, name[0]}.Sanitize())}
+	case err != nil && !errors.Is(err, pgx.ErrNoRows):
+		return err
+	}
+	return &poll.KindError{Kind: "missing", Err: fmt.Errorf("table %s does not exist in database %s (search_path %s): create it or set %s; it is looked for at every poll", table, in.Database, in.SearchPath, key)}
 }
 
 // resolve maps the configured columns to the table's.
