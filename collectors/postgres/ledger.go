@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,9 +62,10 @@ type ledger struct {
 	store *Store
 	t     tuning
 
-	table *Table // nil before the first poll that found it
-	count *counter
-	ident identity
+	schema discovery
+	table  *Table // nil before the first poll that found it
+	count  *counter
+	ident  identity
 	// server is when the server was started.
 	server string
 
@@ -147,9 +149,10 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 	r := &reading{reasons: map[Reason]bool{}}
 	var c *counter
 	err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) (err error) {
-		if r.session, r.problems, err = s.discover(ctx, conn); err != nil {
+		if err := s.discovered(ctx, conn, &l.schema); err != nil {
 			return err
 		}
+		r.session, r.problems = l.schema.session, slices.Clone(l.schema.problems)
 		c = newCounter(r.session.Table)
 		if r.before, err = readActivity(ctx, conn, c, r.session); err != nil {
 			return err
@@ -158,6 +161,7 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 		return err
 	})
 	if err != nil {
+		l.schema = discovery{}
 		return nil, explain("table "+s.cfg.Table, err)
 	}
 	l.meet(r.session, c)
@@ -168,6 +172,7 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 	}
 	l.observe(r)
 	if err != nil {
+		l.schema = discovery{}
 		return nil, explain("table "+l.table.String(), err)
 	}
 	m := l.snapshot(r)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -58,6 +59,38 @@ const schemaSQL = `SELECT jsonb_build_object(
         WHERE l.relkind IN ('r', 'm', 'f')))
    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1))
 )::text`
+
+// checkSQL tells whether what was discovered still stands, as far as can be
+// told for next to nothing.
+const checkSQL = `SELECT coalesce(to_regclass($1)::oid::bigint, 0), current_database(), pg_is_in_recovery(), extract(epoch FROM pg_postmaster_start_time())::text`
+
+// schemaTTL is how long a discovery stands. An error ends it at once.
+const schemaTTL = time.Minute
+
+// discovery is what was last discovered.
+type discovery struct {
+	at       time.Time
+	session  *session
+	problems []poll.Problem
+}
+
+// discovered is discover, by what is remembered where it still stands.
+func (s *Store) discovered(ctx context.Context, conn *pgx.Conn, d *discovery) (err error) {
+	if d.session != nil && d.session.Table.TimeIndex != "" && time.Since(d.at) < schemaTTL {
+		var oid int64
+		var now session
+		if err := conn.QueryRow(ctx, checkSQL, s.name.Sanitize()).Scan(&oid, &now.Database, &now.Standby, &now.Started); err != nil {
+			return err
+		}
+		was := d.session
+		if uint32(oid) == was.Table.OID && now.Database == was.Database && now.Standby == was.Standby && now.Started == was.Started {
+			return nil
+		}
+	}
+	d.session, d.problems, err = s.discover(ctx, conn)
+	d.at = time.Now()
+	return err
+}
 
 // Table is the marker table as the catalogue describes it.
 type Table struct {

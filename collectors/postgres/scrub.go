@@ -21,7 +21,10 @@ type scrub struct {
 	// a snapshot may.
 	fast bool
 	// skipped says that the round had to pass over a range.
-	skipped     bool
+	skipped bool
+	// debt is how many rows were verified beyond what the polls so far allow:
+	// a bucket is verified whole, however many rows it holds.
+	debt        int64
 	corrections int64
 }
 
@@ -41,7 +44,7 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 	if !s.running {
 		s.running, s.skipped, s.cursor, s.began = true, false, minTime, time.Now()
 	}
-	for budget := l.t.scrubRows; (budget > 0 || s.fast) && !q.spent(); {
+	for s.debt = max(0, s.debt-l.t.scrubRows); (s.debt < l.t.scrubRows || s.fast) && !q.spent(); {
 		hi, rows := l.book.reach(s.cursor, top, l.t.scrubRows)
 		hi = min(ceil(hi, l.width), top)
 		changes, err := q.recountCovered(ctx, s.cursor, hi)
@@ -58,7 +61,9 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 		for _, c := range changes {
 			s.corrections += max(c.after.count-c.before.count, c.before.count-c.after.count)
 		}
-		budget -= rows + 1
+		if !s.fast {
+			s.debt += rows + 1
+		}
 		s.cursor = hi
 		if hi >= top {
 			s.running = false
