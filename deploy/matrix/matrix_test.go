@@ -1,6 +1,7 @@
 package matrix
 
 import (
+	"cmp"
 	"flag"
 	"os"
 	"slices"
@@ -17,12 +18,23 @@ func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 var (
 	which    = flag.String("matrix", "", "scenarios to play: all, or names with commas; default: a representative part")
 	parallel = flag.Int("matrix.parallel", 8, "scenarios at the same time")
+	speed    = flag.Int("matrix.speed", 60, "how many times faster than as shipped the rules run; the representative part takes half")
 	write    = flag.Bool("matrix.write", false, "write MATRIX.md; with -matrix=all")
 )
 
-// part is the representative part of the matrix: a fault of each kind, and two
-// scenarios of health.
-var part = []string{"short-retention", "id-reuse", "exporter-down", "permission-revoked", "commit-blocked", "poison", "fresh-install", "idle-night"}
+// part is the representative part of the matrix: faults of markers, of the
+// producer, of the exporter and its permissions, and a scenario of health. It
+// runs beside other packages' tests: on a slower clock, which bears longer
+// stalls, and with less time before and after.
+var part = []string{"short-retention", "poison", "exporter-down", "permission-revoked", "consumer-restart"}
+
+func (sc scenario) brief() scenario {
+	sc.before, sc.after = 10, 5
+	if sc.healthy() {
+		sc.after = 20
+	}
+	return sc
+}
 
 // TestMatrix plays every scenario and judges each alert.
 func TestMatrix(t *testing.T) {
@@ -43,6 +55,12 @@ func TestMatrix(t *testing.T) {
 				t.Fatalf("-matrix=%s: no such scenario", name)
 			}
 			chosen = append(chosen, all[i])
+		}
+	}
+	if *which == "" {
+		*speed /= 2
+		for i := range chosen {
+			chosen[i] = chosen[i].brief()
 		}
 	}
 	b := newBench(t)
@@ -86,9 +104,9 @@ func TestMatrix(t *testing.T) {
 
 // lasts is about how long a scenario takes.
 func (sc scenario) lasts() time.Duration {
-	d := cmpOr(sc.before, defaultBefore) + sc.within
+	before := minutes(cmp.Or(sc.before, defaultBefore))
 	if sc.healthy() {
-		return d + cmpOr(sc.after, watchHealthy)
+		return before + minutes(cmp.Or(sc.after, watchHealthy))
 	}
-	return d + cmpOr(sc.after, defaultAfter)
+	return before + sc.limit() + minutes(cmp.Or(sc.after, defaultAfter))
 }

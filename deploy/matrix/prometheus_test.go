@@ -27,12 +27,12 @@ type prometheus struct {
 }
 
 const prometheusConfig = `global:
-  scrape_interval: 1s
-  evaluation_interval: 1s
+  scrape_interval: %[1]s
+  scrape_timeout: %[1]s
+  evaluation_interval: %[1]s
 rule_files: [rules/*.yml]
 scrape_configs:
   - job_name: targets
-    scrape_timeout: 1s
     file_sd_configs: [{files: [targets/*.json], refresh_interval: 1s}]
 `
 
@@ -50,7 +50,7 @@ func startPrometheus(t *testing.T) *prometheus {
 			t.Fatal(err)
 		}
 	}
-	write("prometheus.yml", []byte(prometheusConfig))
+	write("prometheus.yml", fmt.Appendf(nil, prometheusConfig, minutes(1)))
 	write("rules/oncewatch.yml", rules(t))
 	for _, name := range others {
 		write("rules/"+name+".yml", comparison(t, name))
@@ -64,8 +64,7 @@ func startPrometheus(t *testing.T) *prometheus {
 	cmd := testenv.Tool(t, "prometheus",
 		"--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"),
 		"--web.listen-address="+address, "--log.level=warn",
-		// 5 minutes, on the faster clock.
-		"--query.lookback-delta=5s")
+		"--query.lookback-delta="+minutes(5).String())
 	var log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -191,7 +190,7 @@ func (p *prometheus) history(ctx context.Context, cluster string, from, to time.
 	err := p.series(ctx, fmt.Sprintf(`ALERTS{alertstate="firing",cluster=%q}`, cluster), from, to, func(labels map[string]string, times []time.Time, _ []float64) {
 		f := firing{Labels: labels, From: times[0], To: times[0]}
 		for _, t := range times[1:] {
-			if t.Sub(f.To) > 1500*time.Millisecond {
+			if t.Sub(f.To) > minutes(1)*3/2 {
 				all = append(all, f)
 				f.From = t
 			}
@@ -203,7 +202,7 @@ func (p *prometheus) history(ctx context.Context, cluster string, from, to time.
 	return all, err
 }
 
-// series calls f for each series of a query, sampled each second.
+// series calls f for each series of a query, sampled at each evaluation.
 func (p *prometheus) series(ctx context.Context, query string, from, to time.Time, f func(map[string]string, []time.Time, []float64)) error {
 	var data struct {
 		Result []struct {
@@ -212,7 +211,7 @@ func (p *prometheus) series(ctx context.Context, query string, from, to time.Tim
 		}
 	}
 	stamp := func(t time.Time) string { return strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64) }
-	err := p.get(ctx, "/api/v1/query_range", url.Values{"query": {query}, "start": {stamp(from)}, "end": {stamp(to)}, "step": {"1"}}, &data)
+	err := p.get(ctx, "/api/v1/query_range", url.Values{"query": {query}, "start": {stamp(from)}, "end": {stamp(to)}, "step": {fmt.Sprint(minutes(1).Seconds())}}, &data)
 	if err != nil {
 		return err
 	}

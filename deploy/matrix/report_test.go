@@ -26,7 +26,7 @@ func report(results []*result, took time.Duration) string {
 				continue
 			}
 			s.faults++
-			if stack == "" && r.took >= 0 && r.took <= r.within || len(r.seen[stack]) > 0 {
+			if stack == "" && r.took >= 0 && r.took <= r.limit() || len(r.seen[stack]) > 0 {
 				s.seen++
 			}
 		}

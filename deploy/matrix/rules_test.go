@@ -32,23 +32,30 @@ var shipped = map[string]string{
 
 // seconds are the thresholds in seconds of a metric's own value, which no
 // clock makes faster.
-var seconds = map[string]string{
-	"outbox_pending_age":  "10",  // 10 minutes
-	"commit_lag_critical": "5",   // not 30: a real wait for an offset commit
-	"latency_p99":         "0.5", // not 0.2: several stacks share this machine
+func seconds() map[string]string {
+	return map[string]string{
+		"outbox_pending_age":  fmt.Sprint(minutes(10).Seconds()),
+		"commit_lag_critical": "5",   // not 30: a real wait for an offset commit
+		"latency_p99":         "0.5", // not 0.2: several stacks share this machine
+	}
+}
+
+// minutes is so many minutes of the rules, in real time.
+func minutes(n float64) time.Duration {
+	return time.Duration(n * float64(time.Minute) / float64(*speed))
 }
 
 // rules renders the shipped rules on the faster clock.
 func rules(t *testing.T) []byte {
 	t.Helper()
 	slow := render(t, shipped)
-	set := map[string]string{}
+	set, own := map[string]string{}, seconds()
 	for _, v := range alerts.Values() {
 		value := v.Default
 		if s, ok := shipped[v.Key]; ok {
 			value = s
 		}
-		if s, ok := seconds[v.Key]; ok {
+		if s, ok := own[v.Key]; ok {
 			value = s
 		}
 		if v.Unit == "duration" {
@@ -56,7 +63,7 @@ func rules(t *testing.T) []byte {
 			if err != nil {
 				t.Fatal(err)
 			}
-			value = (d / speed).String()
+			value = (d / model.Duration(*speed)).String()
 		}
 		set[v.Key] = value
 	}
@@ -100,7 +107,7 @@ func faster(t *testing.T, slow, set *rulefmt.RuleGroups) []byte {
 			}
 			for i := range a {
 				if *a[i] == *b[i] {
-					*b[i] /= speed
+					*b[i] /= time.Duration(*speed)
 				}
 			}
 			to.Expr = is.String()
@@ -115,7 +122,7 @@ func faster(t *testing.T, slow, set *rulefmt.RuleGroups) []byte {
 
 func divide(slow, set model.Duration) model.Duration {
 	if slow == set {
-		return slow / speed
+		return slow / model.Duration(*speed)
 	}
 	return set
 }
@@ -160,8 +167,8 @@ func comparison(t *testing.T, name string) []byte {
 func TestRulesAreFaster(t *testing.T) {
 	fast := parse(t, rules(t))
 	for _, g := range fast.Groups {
-		if time.Duration(g.Interval) != time.Second {
-			t.Errorf("group %s: evaluated every %s, want 1s", g.Name, g.Interval)
+		if time.Duration(g.Interval) != minutes(1) {
+			t.Errorf("group %s: evaluated every %s, want %s", g.Name, g.Interval, minutes(1))
 		}
 	}
 	find := func(name string) rulefmt.Rule {
@@ -176,20 +183,20 @@ func TestRulesAreFaster(t *testing.T) {
 		return rulefmt.Rule{}
 	}
 	for name, want := range map[string]time.Duration{
-		"ConsumerDuplicateRatioHigh":           15 * time.Second, // 15m, set by a threshold
-		"ConsumerHandleLatencyP99High":         10 * time.Second, // 10m, in the rule itself
-		"ProcessedEventsGrowthOutpacesPruning": time.Minute,
+		"ConsumerDuplicateRatioHigh":           minutes(15), // set by a threshold
+		"ConsumerHandleLatencyP99High":         minutes(10), // in the rule itself
+		"ProcessedEventsGrowthOutpacesPruning": minutes(60),
 	} {
 		if got := time.Duration(find(name).For); got != want {
 			t.Errorf("%s: for %s, want %s", name, got, want)
 		}
 	}
 	advance := find("consumer_group_topic:processed_events_oldest_timestamp_seconds:advance").Expr
-	if want := "[6h:1m]"; !bytes.Contains([]byte(advance), []byte(want)) {
+	if want := fmt.Sprintf("[%s:%s]", model.Duration(minutes(15*24*60)), model.Duration(minutes(60))); !bytes.Contains([]byte(advance), []byte(want)) {
 		t.Errorf("advance: %s, want %s in it", advance, want)
 	}
 	low := find("ProcessedEventsRetentionRatioLow").Expr
-	if want := fmt.Sprintf("> %d", 15*60/speed); !bytes.Contains([]byte(low), []byte(want)) {
+	if want := fmt.Sprintf("> %v", minutes(15).Seconds()); !bytes.Contains([]byte(low), []byte(want)) {
 		t.Errorf("ratio: %s, want %s in it", low, want)
 	}
 }

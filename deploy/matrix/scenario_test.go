@@ -1,6 +1,7 @@
 package matrix
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -33,21 +34,25 @@ type scenario struct {
 	act     func(context.Context, *demo.Stack) error
 	// apache: on Apache Kafka, in a process of its own.
 	apache bool
+	// second: there is a second consumer, from the act on.
+	second bool
 	// alone: on a PostgreSQL server of its own.
 	alone bool
 
-	// want is the alert that must fire within the time after the fault. Empty:
-	// nothing may.
+	// want is the alert that must fire, within so many minutes of the rules
+	// and so long in real time, where something takes that. Empty: nothing may.
 	want   string
-	within time.Duration
+	within float64
+	real   time.Duration
 	// also are further alerts that are right to fire: true in themselves.
 	also []string
 	// unseen says why nothing is to be seen although something is wrong.
 	unseen string
 
 	// before is how long all goes well first, after how long is watched after
-	// the alert, or after what happened when nothing may fire.
-	before, after time.Duration
+	// the alert, or after what happened when nothing may fire; in minutes of
+	// the rules.
+	before, after float64
 
 	try int // which attempt this is
 }
@@ -71,11 +76,17 @@ type result struct {
 }
 
 const (
-	defaultBefore = 30 * time.Second
-	defaultAfter  = 20 * time.Second
-	watchHealthy  = 60 * time.Second
+	defaultBefore = 30
+	defaultAfter  = 20
+	watchHealthy  = 60
 	rate          = 50 // events a second
+	// reaction is what a stack takes to start a part again, to poll and to be
+	// scraped.
+	reaction = 5 * time.Second
 )
+
+// limit is when the wanted alert must have fired, after the fault.
+func (sc scenario) limit() time.Duration { return minutes(sc.within) + sc.real + reaction }
 
 // pace sets a stack's own times to the clock of the rules where they matter:
 // polls, sessions, retries.
@@ -102,9 +113,9 @@ func pace(s *demo.Stack) {
 	s.Consumer.Inbox.TransactionTimeout = 4 * time.Second
 	s.Consumer.Inbox.BackoffMax = 500 * time.Millisecond
 	s.Outbox.Timeout, s.Outbox.Lease, s.Outbox.Poll, s.Outbox.BackoffMax = time.Second, 1500*time.Millisecond, 250*time.Millisecond, time.Second
-	s.Pruner.Every = 2 * time.Second
-	s.Exporter.Poll.Interval, s.Exporter.Poll.Timeout = time.Second, 2*time.Second
-	s.Exporter.Kafka.TopicConfigInterval = 5 * time.Second
+	s.Pruner.Every = minutes(2)
+	s.Exporter.Poll.Interval, s.Exporter.Poll.Timeout = minutes(1), minutes(2)
+	s.Exporter.Kafka.TopicConfigInterval = minutes(5)
 }
 
 // bench is what all scenarios share.
@@ -134,13 +145,13 @@ func (b *bench) play(t *testing.T, sc scenario) *result {
 	for i := range attempts {
 		sc.try = i + 1
 		var r *result
-		if r, stall = b.once(t, sc); stall < tolerable {
+		if r, stall = b.once(t, sc); stall < tolerable() {
 			b.verdict(t, r)
 			return r
 		}
 		t.Logf("attempt %d of %d says nothing: the machine stalled for %s", i+1, attempts, stall.Round(100*time.Millisecond))
 	}
-	testenv.Missing(t, "a machine that does not stall", fmt.Errorf("it stalled for %s, which the rules take for %s", stall, stall*speed))
+	testenv.Missing(t, "a machine that does not stall", fmt.Errorf("it stalled for %s, which the rules take for %s", stall, stall*time.Duration(*speed)))
 	return nil
 }
 
@@ -219,7 +230,7 @@ func (b *bench) once(t *testing.T, sc scenario) (*result, time.Duration) {
 		}
 	}()
 	began := time.Now()
-	wait(ctx, cmpOr(sc.before, defaultBefore))
+	wait(ctx, minutes(cmp.Or(sc.before, defaultBefore)))
 
 	injected := time.Now()
 	act := fault.Inject
@@ -229,11 +240,17 @@ func (b *bench) once(t *testing.T, sc scenario) (*result, time.Duration) {
 	if err := act(ctx, s); err != nil {
 		t.Fatalf("%s: %v", sc.name, err)
 	}
+	if sc.second {
+		targets["consumer"] = append(targets["consumer"], address(s.ConsumerURL(1)))
+		if err := b.prometheus.watch(cluster, targets); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if sc.healthy() {
-		wait(ctx, cmpOr(sc.after, watchHealthy))
+		wait(ctx, minutes(cmp.Or(sc.after, watchHealthy)))
 	} else {
-		b.until(ctx, t, cluster, sc.want, injected.Add(sc.within))
-		wait(ctx, cmpOr(sc.after, defaultAfter))
+		b.until(ctx, t, cluster, sc.want, injected.Add(sc.limit()))
+		wait(ctx, minutes(cmp.Or(sc.after, defaultAfter)))
 	}
 	select {
 	case err := <-s.Failed():
@@ -245,7 +262,7 @@ func (b *bench) once(t *testing.T, sc scenario) (*result, time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gap, err := b.prometheus.gap(ctx, cluster, began.Add(3*time.Second), ended)
+	gap, err := b.prometheus.gap(ctx, cluster, began.Add(minutes(3)), ended)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -320,8 +337,8 @@ func (b *bench) judge(t *testing.T, sc scenario, injected time.Time, fired []fir
 // verdict fails the test where the result is not what was expected.
 func (b *bench) verdict(t *testing.T, r *result) {
 	t.Helper()
-	if !r.healthy() && (r.took < 0 || r.took > r.within) {
-		t.Errorf("%s: %s did not fire within %s", r.name, r.want, r.within)
+	if !r.healthy() && (r.took < 0 || r.took > r.limit()) {
+		t.Errorf("%s: %s did not fire within %s", r.name, r.want, r.limit())
 	}
 	if len(r.pages) > 0 {
 		t.Errorf("%s: false pages: %s", r.name, strings.Join(r.pages, ", "))
@@ -333,13 +350,6 @@ func include(names []string, name string) []string {
 		return names
 	}
 	return append(names, name)
-}
-
-func cmpOr(d, or time.Duration) time.Duration {
-	if d > 0 {
-		return d
-	}
-	return or
 }
 
 // wait lets the stack run; what it does meanwhile is what is watched.

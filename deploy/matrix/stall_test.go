@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// tolerable is how long the machine may stall while a scenario is played: the
-// rules bridge as many missed scrapes, on their clock.
-const tolerable = 3 * time.Second
+// tolerable is how long the machine may stall while a scenario is played:
+// three minutes of the rules, before which none of them fires.
+func tolerable() time.Duration { return minutes(3) }
 
 // stalls notices when this process gets no time to run.
 type stalls struct {
