@@ -253,8 +253,10 @@ func Options(envPrefix string) []kong.Option {
 }
 
 func durations() kong.Option {
-	return kong.TypeMapper(reflect.TypeFor[time.Duration](), durationMapper{})
+	return kong.TypeMapper(durationType, durationMapper{})
 }
+
+var durationType = reflect.TypeFor[time.Duration]()
 
 type durationMapper struct{}
 
