@@ -12,7 +12,7 @@ import (
 	"oncewatch/deploy/testenv"
 )
 
-// case P24: presets in the list of stores: a table that is not the
+// Presets in the list of stores: a table that is not the
 // framework's costs only its own series, and its error names the store, the
 // column and the remedy.
 func TestStoresWithPresets(t *testing.T) {

@@ -90,7 +90,7 @@ var frameworkTables = map[string]frameworkTable{
 	},
 }
 
-// case P24: tables that frameworks make, as they make them: counts, ages and
+// Tables that frameworks make, as they make them: counts, ages and
 // labels are right, and what such a table does not hold stays absent.
 func TestPresets(t *testing.T) {
 	t.Parallel()
@@ -178,7 +178,7 @@ func (b *bench) flush() {
 	b.exec("SELECT 1")
 }
 
-// case P24: a table that is not the framework's is refused, with the store,
+// A table that is not the framework's is refused, with the store,
 // the column and what to do; what the user mapped is the user's.
 func TestPresetsOnOtherTables(t *testing.T) {
 	t.Parallel()
