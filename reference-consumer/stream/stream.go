@@ -168,6 +168,9 @@ type consumer struct {
 
 	commits *committer
 	fatal   chan error
+
+	// unknown is since when the brokers have not known a topic's id; poll's own.
+	unknown map[string]time.Time
 }
 
 // Run consumes until ctx ends, then finishes the transactions in flight,
@@ -179,7 +182,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	cfg.metrics = telemetry.NewConsumer(cfg.Registerer, cfg.Inbox.Group(), cfg.Now())
 	defer cfg.metrics.Unregister()
-	c := &consumer{cfg: cfg, topics: map[string]*telemetry.Topic{}, partitions: map[string]map[int32]*partition{}, fatal: make(chan error, 1)}
+	c := &consumer{cfg: cfg, topics: map[string]*telemetry.Topic{}, partitions: map[string]map[int32]*partition{}, unknown: map[string]time.Time{}, fatal: make(chan error, 1)}
 	for _, t := range cfg.Topics {
 		c.topics[t] = cfg.metrics.Topic(t)
 	}
@@ -245,6 +248,10 @@ func (c *consumer) poll(ctx context.Context) error {
 			return nil
 		}
 		fetches.EachError(func(topic string, partition int32, err error) {
+			if errors.Is(err, kerr.UnknownTopicID) {
+				c.unknownID(topic, cancel)
+				return
+			}
 			c.cfg.Log.Warn("fetch failed", "consumer_group", c.cfg.Inbox.Group(), "topic", topic, "partition", partition, "error", err)
 			if fenced(err) {
 				cancel(fmt.Errorf("consume %s: %w", topic, err))
@@ -256,6 +263,7 @@ func (c *consumer) poll(ctx context.Context) error {
 				return
 			}
 			polled[f.Topic] += len(f.Records)
+			delete(c.unknown, f.Topic)
 			if p := c.partition(f.Topic, f.Partition); p != nil {
 				p.add(f.Records)
 			}
@@ -271,6 +279,22 @@ func (c *consumer) poll(ctx context.Context) error {
 // not read at all. Going on would not help.
 func fenced(err error) bool {
 	return errors.Is(err, kerr.FencedInstanceID) || errors.Is(err, kerr.GroupAuthorizationFailed) || errors.Is(err, kerr.TopicAuthorizationFailed)
+}
+
+// unknownID ends the consumer when a topic's id stays unknown to the brokers:
+// the topic was deleted and created anew, which the client does not follow
+// while it runs. Brokers that have just started say so too, so it is given
+// time. The next start begins the new topic at its beginning (case C20).
+func (c *consumer) unknownID(topic string, cancel context.CancelCauseFunc) {
+	now := c.cfg.Now()
+	since, seen := c.unknown[topic]
+	switch {
+	case !seen:
+		c.unknown[topic] = now
+		c.cfg.Log.Warn("the brokers do not know the topic's id: it was deleted, or created anew", "consumer_group", c.cfg.Inbox.Group(), "topic", topic)
+	case now.Sub(since) >= c.cfg.PauseFor:
+		cancel(fmt.Errorf("topic %s was deleted or created anew: start the consumer again, it then begins the new topic at its start", topic))
+	}
 }
 
 func (c *consumer) fail(err error) {

@@ -493,6 +493,32 @@ func TestRecreatedTopic(t *testing.T) {
 	b.wantLedger(121)
 }
 
+// case C20: under a running consumer, which cannot follow the new topic's id:
+// it ends with the remedy, once the brokers have had time to know it.
+func TestRecreatedTopicUnderARunningConsumer(t *testing.T) {
+	b := setup(t, 1)
+	ids := b.publish(0, 50)
+	m := b.start(b.config(nil, nil))
+	b.eventually("50", func() bool { return b.committed(0) == 50 })
+	fault := b.k.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: topic, Err: kerr.UnknownTopicID, Count: -1})
+	select {
+	case <-m.done:
+	case <-time.After(time.Minute):
+		t.Fatal("the consumer goes on without its topic")
+	}
+	if m.err == nil || !strings.Contains(m.err.Error(), "created anew: start the consumer again") {
+		t.Errorf("error: %v", m.err)
+	}
+	if n := strings.Count(m.log.String(), "do not know the topic's id"); n != 1 {
+		t.Errorf("%d lines of it in the log, want 1", n)
+	}
+	fault.Remove()
+	m = b.start(b.config(nil, nil))
+	b.publish(0, 1)
+	b.eventually("51", func() bool { return b.committed(0) == 51 })
+	b.wantLedger(len(ids) + 1)
+}
+
 // Gaps in a producer's numbers are lost events, after a time of grace in which
 // they may still come; the memory of them survives a restart.
 func TestSequenceGaps(t *testing.T) {
