@@ -149,6 +149,9 @@ next:
 			if node.Kind == yaml.MappingNode && !isMap(name) {
 				return f.errorAt(node, "%s: want a value, not a mapping", name)
 			}
+			if node.Kind == yaml.SequenceNode && flag.Target.Kind() != reflect.Slice {
+				return f.errorAt(node, "%s: want one value, not a list", name) // kong's error would repeat it
+			}
 			continue
 		}
 		if node.Kind == yaml.MappingNode && len(node.Content) > 0 {

@@ -3,6 +3,7 @@ package kafka
 import (
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -161,6 +162,12 @@ func (s SASL) validate() error {
 		}
 		if slices.Contains(allowed, pair[0]) && !set[pair[0]] && !set[pair[1]] {
 			return fmt.Errorf("--kafka.sasl.mechanism=%s needs --kafka.sasl.%s or --kafka.sasl.%s", s.Mechanism, pair[0], pair[1])
+		}
+	}
+	if s.OAuthTokenURL != "" {
+		// Its error would repeat the address, and the password in it.
+		if u, err := url.Parse(s.OAuthTokenURL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return fmt.Errorf("--kafka.sasl.oauth-token-url is no address: want for example https://idp.example/token")
 		}
 	}
 	for flag, path := range map[string]string{"password-file": s.PasswordFile, "oauth-client-secret-file": s.OAuthClientSecretFile, "oauth-token-file": s.OAuthTokenFile} {

@@ -49,7 +49,7 @@ func Page(view func() View) (http.Handler, error) {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cache-Control", "no-store")
-		_, _ = w.Write(b.Bytes())
+		_, _ = w.Write(bytes.ToValidUTF8(b.Bytes(), []byte("\uFFFD")))
 	}), nil
 }
 
