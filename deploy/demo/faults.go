@@ -111,6 +111,13 @@ func Faults() []Fault {
 		{Name: "email-crash", Story: "The email worker crashes each time it has sent a certain confirmation, before it has noted it: the same one is sent again and again, and the outbox keeps it.",
 			prepare: func(s *Stack) { s.Consumer.Notify = payments.NotifyOperation },
 			inject:  func(_ context.Context, s *Stack) error { s.receiver.deadly.Store(true); return nil }},
+		{Name: "email-twice", Story: "The email worker crashes once after it has sent a confirmation, before it has noted it: that one is sent a second time. Nothing shows it but the receiver's log, where the same Idempotency-Key stands twice.",
+			prepare: func(s *Stack) { s.Consumer.Notify = payments.NotifyOperation },
+			inject: func(_ context.Context, s *Stack) error {
+				s.receiver.once.Store(true)
+				s.receiver.deadly.Store(true)
+				return nil
+			}},
 		{Name: "poison", Story: "1 % of the events cannot be applied: they go to the dead letters and hold nothing up.",
 			inject: func(_ context.Context, s *Stack) error {
 				s.Producer.Poison = 0.01
@@ -155,6 +162,20 @@ func Faults() []Fault {
 					return err
 				}
 				return s.createAgain(ctx)
+			}},
+		{Name: "topic-recreated-behind", Story: "The topic is deleted and created again while the consumer is down and behind. What it had not read is gone, with the group's offsets; the producer begins to count anew.",
+			inject: func(ctx context.Context, s *Stack) error {
+				s.StopConsumer(0)
+				if !sleep(ctx, 2*time.Second) {
+					return ctx.Err()
+				}
+				if err := s.DeleteTopic(ctx); err != nil {
+					return err
+				}
+				if err := s.createAgain(ctx); err != nil {
+					return err
+				}
+				return s.StartConsumer(ctx, 0)
 			}},
 		{Name: "group-reset", Story: "An operator resets the group to the earliest offset: seven days are delivered again, and every one of them is skipped.",
 			inject: func(ctx context.Context, s *Stack) error {

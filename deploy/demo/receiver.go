@@ -17,8 +17,9 @@ type receiver struct {
 	// refusing answers none of them.
 	refusing atomic.Bool
 	// deadly kills the relay that has sent a certain confirmation, before it
-	// knows: the first one that came after it was set.
+	// knows: the first one that came after it was set. With once, not again.
 	deadly atomic.Bool
+	once   atomic.Bool
 	victim atomic.Value // string: its Idempotency-Key
 	kill   atomic.Value // func(): of the relay that runs
 }
@@ -42,6 +43,9 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	key := req.Header.Get("Idempotency-Key")
 	if r.deadly.Load() && (r.victim.CompareAndSwap(nil, key) || r.victim.Load() == key) {
+		if r.once.Load() {
+			r.deadly.Store(false)
+		}
 		if kill, ok := r.kill.Load().(func()); ok {
 			kill()
 		}

@@ -24,6 +24,7 @@ var faults = []scenario{
 	// The second document.
 	{name: "crash-loop", prepare: quickly, want: "ConsumerRebalanceLoop", within: 60},
 	{name: "email-crash", want: "OutboxStuck", within: 30},
+	{name: "email-twice", unseen: "the second sending happens outside of everything that is watched; a receiver that honours the Idempotency-Key makes it harmless"},
 	{name: "poison", want: "EventsDeadLettered", within: 15},
 	{name: "transient-failures", want: "ConsumerRetryVolumeHigh", within: 40,
 		also: []string{"ConsumerLagGrowing"}},
@@ -42,6 +43,8 @@ var faults = []scenario{
 		also: []string{"ProcessedEventsRetentionBelowBroker"}},
 	{name: "retention-misconfigured", want: "ProcessedEventsRetentionMisconfigured", within: 25},
 	{name: "topic-recreated", want: "ConsumerOffsetCommitLagHigh", within: 30, apache: true},
+	{name: "topic-recreated-behind", apache: true,
+		unseen: "the unread events, the group's offsets and the producer's numbering end together: nothing that is left knows of them"},
 	{name: "group-reset", want: "ConsumerDuplicateRatioHigh", within: 50},
 	{name: "pruner-too-fast", prepare: evenly, want: "ProcessedEventsRetentionRatioLow", within: 30},
 	{name: "table-truncated", want: "ProcessedEventsMarkersMassDeleted", within: 15, before: 70,
