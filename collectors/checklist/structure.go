@@ -25,7 +25,7 @@ func uniqueness(t *postgres.Table) Line {
 	if t.Has.EventID == "" {
 		l.Verdict = Unknown
 		l.Meaning = "The table has no known event id column, so its key cannot be judged."
-		l.Remedy = "Map it with --postgres.column.event-id."
+		l.Remedy = "If it has one, map it with --postgres.column.event-id."
 		return l
 	}
 	key := []string{t.Has.EventID}
