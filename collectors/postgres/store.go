@@ -29,6 +29,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/url"
 	"strings"
@@ -37,6 +38,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"oncewatch/collectors/poll"
@@ -45,6 +47,7 @@ import (
 // Bounds on what a poll may ask of the server.
 const (
 	maxConnections   = 2
+	maxMessage       = 16 << 20 // bytes of one row, or of another answer
 	statementTimeout = 500 * time.Millisecond
 	lockTimeout      = 250 * time.Millisecond
 	// snapshotBudget is how long a counting transaction goes on starting new
@@ -146,6 +149,13 @@ func parseDSN(dsn string) (*pgxpool.Config, error) {
 	pc.MaxConnLifetime = time.Hour
 	pc.MaxConnIdleTime = 5 * time.Minute
 	cc := pc.ConnConfig
+	// What is no PostgreSQL may claim a message of a gigabyte, and pgx would
+	// allocate it.
+	cc.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		f := pgproto3.NewFrontend(r, w)
+		f.SetMaxBodyLen(maxMessage)
+		return f
+	}
 	// Unnamed statements: a pooler in transaction mode may give each
 	// transaction another server session.
 	cc.DefaultQueryExecMode = pgx.QueryExecModeExec
