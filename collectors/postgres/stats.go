@@ -98,6 +98,7 @@ func (l *ledger) suspect(r *reading) {
 	switch excess := l.tally.excess(r.stats); {
 	case l.backfill.active || time.Since(l.backfill.ended) < l.t.settle:
 		l.tally.rebase() // sessions still report what the backfill has counted
+	case r.reasons[ReasonCatchingUp]: // known to be behind
 	case excess && !l.scrub.fast:
 		l.scrub.hurry()
 	}
