@@ -49,6 +49,10 @@ const (
 	CountDifference      = "count_difference"
 )
 
+// compareTimeout bounds a statement of a comparison, which takes two of them:
+// both after a spent budget still end the snapshot within a second.
+const compareTimeout = 250 * time.Millisecond
+
 // closedAfter is how old a minute must be to be compared.
 const closedAfter = minute
 
@@ -101,10 +105,24 @@ func (*divergence) Describe(ch chan<- *prometheus.Desc) { ch <- divergentDesc }
 func (d *divergence) Poll(ctx context.Context) (poll.Snapshot, error) {
 	s := d.store
 	out := &Divergence{Effects: s.cfg.Effect.Table}
+	var in *session
+	var e *effects
+	// The catalogue is read in a snapshot of its own: it may take its time.
+	err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) (err error) {
+		if in, _, err = s.discover(ctx, conn); err != nil {
+			return err
+		}
+		e, err = s.effects(ctx, conn, in)
+		return err
+	})
+	if err != nil {
+		return nil, explain("compare "+s.cfg.Table+" with "+s.cfg.Effect.Table, err)
+	}
+	d.fill(out, cmp.Or(s.cfg.Database, in.Database), e)
 	until := time.Now().Add(time.Second)
 	for more := true; more && time.Now().Before(until); {
-		err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) (err error) {
-			more, err = d.step(ctx, conn, out)
+		err := s.inSnapshot(ctx, bounds{statement: compareTimeout}, func(conn *pgx.Conn) (err error) {
+			more, err = d.step(ctx, conn, in, e, out)
 			return err
 		})
 		if timedOut(err) && d.span > minute {
@@ -120,20 +138,12 @@ func (d *divergence) Poll(ctx context.Context) (poll.Snapshot, error) {
 
 // step compares the next minutes, and again those where something diverged: a
 // repair shows.
-func (d *divergence) step(ctx context.Context, conn *pgx.Conn, out *Divergence) (more bool, err error) {
-	in, _, err := d.store.discover(ctx, conn)
-	if err != nil {
-		return false, err
-	}
-	e, err := d.store.effects(ctx, conn, in)
-	if err != nil {
-		return false, err
-	}
+func (d *divergence) step(ctx context.Context, conn *pgx.Conn, in *session, e *effects, out *Divergence) (more bool, err error) {
+	began := time.Now()
 	a, err := readActivity(ctx, conn, newCounter(in.Table), in)
 	if err != nil {
 		return false, err
 	}
-	began := time.Now()
 	end := floor(a.clock-closedAfter, minute)
 	start := floor(end-d.store.cfg.Effect.Window.Microseconds(), minute)
 	for at := range d.minutes {
@@ -144,25 +154,27 @@ func (d *divergence) step(ctx context.Context, conn *pgx.Conn, out *Divergence) 
 	if d.next > end+minute { // the clock jumped back
 		d.next = start
 	}
-	for at, found := range d.minutes {
-		if len(found) > 0 && at < d.next {
-			if err := d.compare(ctx, conn, e, at, at+minute); err != nil {
-				return false, err
-			}
-			if time.Since(began) > snapshotBudget {
-				break
-			}
-		}
-	}
-	began = time.Now()
 	d.next = max(d.next, start)
+	again := d.next
 	if hi := min(d.next+d.span, end); hi > d.next {
+		comparing := time.Now()
 		if err := d.compare(ctx, conn, e, d.next, hi); err != nil {
 			return false, err
 		}
 		d.next = hi
-		ratio := float64(200*time.Millisecond) / float64(max(time.Since(began), time.Millisecond))
+		ratio := float64(200*time.Millisecond) / float64(max(time.Since(comparing), time.Millisecond))
 		d.span = min(max(floor(int64(float64(d.span)*min(max(ratio, 0.25), 4)), minute), minute), 6*hour)
+	}
+	// A map is walked in another order each time: every minute has its turn.
+	for at, found := range d.minutes {
+		if time.Since(began) > snapshotBudget {
+			break
+		}
+		if len(found) > 0 && at < again {
+			if err := d.compare(ctx, conn, e, at, at+minute); err != nil {
+				return false, err
+			}
+		}
 	}
 	d.fill(out, cmp.Or(d.store.cfg.Database, in.Database), e)
 	if end > start {

@@ -193,7 +193,7 @@ func dsnFault(err error) string {
 // policies that would silently hide rows into an error.
 const beginSQL = `BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 SET LOCAL statement_timeout = %[1]d; SET LOCAL lock_timeout = %[2]d; SET LOCAL row_security = off;
-SET LOCAL idle_in_transaction_session_timeout = 5000; SET LOCAL DateStyle = 'ISO'; SET LOCAL standard_conforming_strings = on;
+SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL DateStyle = 'ISO'; SET LOCAL standard_conforming_strings = on;
 SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off; SET LOCAL enable_seqscan = %[3]s; SET LOCAL enable_indexscan = %[3]s; SET LOCAL enable_sort = %[3]s`
 
 // bounds of one transaction.
