@@ -109,10 +109,10 @@ func Faults() []Fault {
 				return s.StartConsumer(ctx, 0)
 			}},
 		{Name: "email-crash", Story: "The email worker crashes each time it has sent a certain confirmation, before it has noted it: the same one is sent again and again, and the outbox keeps it.",
-			prepare: func(s *Stack) { s.Consumer.Notify = payments.NotifyOperation },
+			prepare: confirmations,
 			inject:  func(_ context.Context, s *Stack) error { s.receiver.deadly.Store(true); return nil }},
 		{Name: "email-twice", Story: "The email worker crashes once after it has sent a confirmation, before it has noted it: that one is sent a second time. Nothing shows it but the receiver's log, where the same Idempotency-Key stands twice.",
-			prepare: func(s *Stack) { s.Consumer.Notify = payments.NotifyOperation },
+			prepare: confirmations,
 			inject: func(_ context.Context, s *Stack) error {
 				s.receiver.once.Store(true)
 				s.receiver.deadly.Store(true)
@@ -198,7 +198,7 @@ func Faults() []Fault {
 				return nil
 			}},
 		{Name: "stuck-outbox", Story: "The receiver of the confirmations refuses them all: the outbox grows old.",
-			prepare: func(s *Stack) { s.Consumer.Notify = payments.NotifyOperation },
+			prepare: confirmations,
 			inject:  func(_ context.Context, s *Stack) error { s.receiver.refusing.Store(true); return nil }},
 		{Name: "rebalance-loop", Story: "A second consumer joins the group and is killed, again and again.",
 			prepare: shortSessions,
@@ -306,6 +306,9 @@ func shortSessions(s *Stack) {
 		s.Consumer.Stream.SessionTimeout = 6 * time.Second
 	}
 }
+
+// confirmations lets the consumer leave an intent for each payment.
+func confirmations(s *Stack) { s.Consumer.Notify = payments.NotifyOperation }
 
 func slowly(d time.Duration) func(string) {
 	return func(name string) {

@@ -8,8 +8,8 @@
 //	go test ./deploy/matrix -run TestMatrix -matrix=table-truncated,idle-night
 //
 // The rules run on a clock of their own: every duration in them (`for`, windows,
-// offsets, intervals) is divided by -matrix.speed, 60 unless set, so that a
-// minute of a rule lasts a second. Their ratios and expressions stay as they
+// offsets, intervals) is divided by -matrix.speed, 30 unless set, so that a
+// minute of a rule lasts two seconds. Their ratios and expressions stay as they
 // are. On a machine that stalls for longer than the rules bridge, a scenario
 // says nothing: it is played again, and skipped by name after the third time.
 package matrix

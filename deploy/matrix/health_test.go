@@ -28,7 +28,10 @@ var health = []scenario{
 	{name: "consumer-killed", story: "the consumer is killed between database and offset commit, once, and started again",
 		act: func(_ context.Context, s *demo.Stack) error { s.KillConsumer(0); return nil }},
 	{name: "rolling-deploy", story: "two consumers with an outbox are replaced one after the other", second: true,
-		prepare: func(s *demo.Stack) { s.Consumer.Notify = payments.NotifyOperation },
+		prepare: func(s *demo.Stack) {
+			fewer(s)
+			s.Consumer.Notify = payments.NotifyOperation
+		},
 		act: func(ctx context.Context, s *demo.Stack) error {
 			if err := s.StartConsumer(ctx, 1); err != nil {
 				return err
@@ -91,6 +94,7 @@ var health = []scenario{
 			return nil
 		}},
 	{name: "unbounded-delete", story: "all that has expired is deleted in one statement", before: 70},
+	{name: "topic-recreated", story: "the topic is deleted and created again: the consumer ends, is started again, and starts over", apache: true},
 	{name: "offset-ahead", story: "the group's offset was committed before the database: the reference consumer goes back to its own",
 		act: func(ctx context.Context, s *demo.Stack) error {
 			s.StopConsumer(0)

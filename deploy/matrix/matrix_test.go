@@ -28,14 +28,13 @@ func TestMain(m *testing.M) {
 var (
 	which    = flag.String("matrix", "", "scenarios to play: all, or names with commas; default: a representative part")
 	parallel = flag.Int("matrix.parallel", 12, "scenarios at the same time")
-	speed    = flag.Int("matrix.speed", 60, "how many times faster than as shipped the rules run; the representative part takes half")
+	speed    = flag.Int("matrix.speed", 30, "how many times faster than as shipped the rules run")
 	write    = flag.Bool("matrix.write", false, "write MATRIX.md; with -matrix=all")
 )
 
 // part is the representative part of the matrix: faults of markers, of the
-// producer, of the exporter and its permissions, and a scenario of health. It
-// runs beside other packages' tests: on a slower clock, which bears longer
-// stalls, and with less time before and after.
+// producer, of the exporter and its permissions, and a scenario of health, with
+// less time before and after.
 var part = []string{"short-retention", "poison", "exporter-down", "permission-revoked", "consumer-restart"}
 
 func (sc scenario) brief() scenario {
@@ -68,8 +67,6 @@ func TestMatrix(t *testing.T) {
 		}
 	}
 	if *which == "" {
-		*speed /= 2
-		t.Cleanup(func() { *speed *= 2 })
 		for i := range chosen {
 			chosen[i] = chosen[i].brief()
 		}

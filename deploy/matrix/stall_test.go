@@ -64,11 +64,11 @@ func (s *stalls) worst(from, to time.Time) time.Duration {
 	return worst
 }
 
-// gap is the longest time that Prometheus did not get to scrape a cluster:
-// between two samples of up, whatever they say.
+// gap is the longest time that Prometheus did not get to scrape a cluster's
+// exporter: between two samples of up, whatever they say.
 func (p *prometheus) gap(ctx context.Context, cluster string, from, to time.Time) (time.Duration, error) {
 	var worst time.Duration
-	err := p.series(ctx, fmt.Sprintf(`timestamp(up{cluster=%q})`, cluster), from, to, func(_ map[string]string, _ []time.Time, values []float64) {
+	err := p.series(ctx, fmt.Sprintf(`timestamp(up{cluster=%q,job="oncewatch"})`, cluster), from, to, func(_ map[string]string, _ []time.Time, values []float64) {
 		last := float64(from.UnixMilli()) / 1000
 		for _, v := range slices.Concat(values, []float64{float64(to.UnixMilli()) / 1000}) {
 			worst = max(worst, time.Duration((v-last)*float64(time.Second)))
