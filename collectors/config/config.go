@@ -110,7 +110,10 @@ func (f *File) Validate(app *kong.Application) error {
 	var collect func(n *kong.Node)
 	collect = func(n *kong.Node) {
 		for _, flag := range n.Flags {
-			flags[flag.Name] = flag
+			// Commands may share a name: what one of them takes is right.
+			if old := flags[flag.Name]; old == nil || flag.IsSlice() || flag.IsMap() {
+				flags[flag.Name] = flag
+			}
 		}
 		for _, child := range n.Children {
 			collect(child)
