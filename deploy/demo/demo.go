@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"oncewatch/deploy/pgserver"
@@ -45,6 +46,9 @@ func Run(ctx context.Context, o Options, out io.Writer, log *slog.Logger) (err e
 	fault, err := findFault(o.Fault)
 	if err != nil {
 		return err
+	}
+	if o.Duration < 0 || !(o.Rate > 0) {
+		return errors.New("--duration must not be negative, and --rate must be above 0")
 	}
 	if o.Duration > 0 {
 		var cancel context.CancelFunc
@@ -96,7 +100,7 @@ func Run(ctx context.Context, o Options, out io.Writer, log *slog.Logger) (err e
 	say("Exporter            %s  (metrics: %s/metrics)", s.ExporterURL(), s.ExporterURL())
 	say("Reference consumer  %s/metrics", s.ConsumerURL(0))
 	say("PostgreSQL          %s", s.Consumer.DSN)
-	say("Kafka               %v", broker.Brokers())
+	say("Kafka               %s", strings.Join(broker.Brokers(), ","))
 	say("First full page after %.1f s. Open %s to see the checklist; Ctrl-C ends it all.", time.Since(began).Seconds(), s.ExporterURL())
 	if o.Ready != nil {
 		o.Ready(Addresses{Exporter: s.ExporterURL(), Consumer: s.ConsumerURL(0), DSN: s.Consumer.DSN, Brokers: broker.Brokers()})

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"net/http"
 	"strings"
 	"time"
 
@@ -42,11 +44,8 @@ func (f Fault) Inject(ctx context.Context, s *Stack) error {
 	return f.inject(ctx, s)
 }
 
-// crashBeforeOffsetCommit is the consumer's failpoint between the two commits.
-const crashBeforeOffsetCommit = "before_offset_commit"
-
-// crashEvery is how long a consumer of a crash loop lives at least.
-const crashEvery = time.Second
+// always is often enough for a crash loop.
+const always = math.MaxInt64
 
 const day = 24 * time.Hour
 
@@ -71,6 +70,17 @@ func Faults() []Fault {
 				// The reference consumer would go back to the offset it keeps in
 				// the database; other consumers keep none.
 				if err := s.SQL(ctx, "DELETE FROM consumer_progress"); err != nil {
+					return err
+				}
+				return s.StartConsumer(ctx, 0)
+			}},
+		{Name: "offset-ahead", Story: "The same happens to the reference consumer: it keeps the next offset in the database too, in the same transaction, and goes back to it.",
+			inject: func(ctx context.Context, s *Stack) error {
+				s.StopConsumer(0)
+				if !sleep(ctx, 2*time.Second) {
+					return ctx.Err()
+				}
+				if err := s.CommitTo(ctx, true); err != nil {
 					return err
 				}
 				return s.StartConsumer(ctx, 0)
@@ -102,12 +112,14 @@ func Faults() []Fault {
 				return nil
 			}},
 
+		{Name: "crash-once", Story: "The consumer is killed between the database's commit and the offset's, once: what it had handled is delivered again and skipped.",
+			inject: func(_ context.Context, s *Stack) error { s.members[0].crashes.Store(1); return nil }},
 		{Name: "crash-loop", Story: "The consumer is killed between the database's commit and the offset's, again and again: the redelivered events are skipped, and the group never comes to rest.",
 			prepare: shortSessions,
-			inject: func(ctx context.Context, s *Stack) error {
-				s.Consumer.Stream.Failpoint = func(string) {}
-				return s.StartConsumer(ctx, 0)
-			}},
+			inject:  func(_ context.Context, s *Stack) error { s.members[0].crashes.Store(always); return nil }},
+		{Name: "outbox-refused", Story: "The receiver refuses the confirmations for good (400): they are given up, and nobody gets them.",
+			prepare: confirmations,
+			inject:  func(_ context.Context, s *Stack) error { s.receiver.status.Store(http.StatusBadRequest); return nil }},
 		{Name: "email-crash", Story: "The email worker crashes each time it has sent a certain confirmation, before it has noted it: the same one is sent again and again, and the outbox keeps it.",
 			prepare: confirmations,
 			inject:  func(_ context.Context, s *Stack) error { s.receiver.deadly.Store(true); return nil }},
@@ -199,11 +211,14 @@ func Faults() []Fault {
 			}},
 		{Name: "stuck-outbox", Story: "The receiver of the confirmations refuses them all: the outbox grows old.",
 			prepare: confirmations,
-			inject:  func(_ context.Context, s *Stack) error { s.receiver.refusing.Store(true); return nil }},
+			inject: func(_ context.Context, s *Stack) error {
+				s.receiver.status.Store(http.StatusServiceUnavailable)
+				return nil
+			}},
 		{Name: "rebalance-loop", Story: "A second consumer joins the group and is killed, again and again.",
 			prepare: shortSessions,
 			inject: func(ctx context.Context, s *Stack) error {
-				s.Consumer.Stream.Failpoint = func(string) {}
+				s.members[1].crashes.Store(always)
 				return s.StartConsumer(ctx, 1)
 			}},
 		{Name: "slow-handler", Story: "Every transaction takes longer than the objective of 200 ms, as with an index that has bloated out of memory.",

@@ -24,6 +24,8 @@ type member struct {
 	s       *Stack
 	first   bool
 	address string
+	// crashes is how many more times it is killed between its two commits.
+	crashes atomic.Int64
 	// unscraped keeps its metrics from being read.
 	unscraped atomic.Bool
 
@@ -132,12 +134,10 @@ func (m *member) process(ctx context.Context, cfg payments.Config) error {
 			configure(pc)
 		}
 	}
-	if crash := cfg.Stream.Failpoint; crash != nil {
-		born := time.Now()
-		cfg.Stream.Failpoint = func(name string) {
-			if name == crashBeforeOffsetCommit && time.Since(born) > crashEvery {
-				kill()
-			}
+	born := time.Now()
+	cfg.Stream.Failpoint = func(name string) {
+		if name == betweenCommits && m.crashes.Load() > 0 && time.Since(born) > crashEvery && m.crashes.Add(-1) >= 0 {
+			kill()
 		}
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", m.address)
@@ -171,6 +171,13 @@ func (m *member) process(ctx context.Context, cfg payments.Config) error {
 	<-served
 	return err
 }
+
+// betweenCommits is the consumer's failpoint between the database's commit and
+// the offset's; crashEvery is how long one of a crash loop lives at least.
+const (
+	betweenCommits = "before_offset_commit"
+	crashEvery     = time.Second
+)
 
 var (
 	errKilled = errors.New("killed")

@@ -14,8 +14,8 @@ import (
 type receiver struct {
 	address string
 	server  *http.Server
-	// refusing answers none of them.
-	refusing atomic.Bool
+	// status is what it answers, where that is not 200.
+	status atomic.Int64
 	// deadly kills the relay that has sent a certain confirmation, before it
 	// knows: the first one that came after it was set. With once, not again.
 	deadly atomic.Bool
@@ -37,8 +37,8 @@ func newReceiver(ctx context.Context) (*receiver, error) {
 
 func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_, _ = io.Copy(io.Discard, req.Body)
-	if r.refusing.Load() {
-		http.Error(w, "not now", http.StatusServiceUnavailable)
+	if status := r.status.Load(); status != 0 {
+		w.WriteHeader(int(status))
 		return
 	}
 	key := req.Header.Get("Idempotency-Key")

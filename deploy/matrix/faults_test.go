@@ -13,15 +13,18 @@ var faults = []scenario{
 	// The runbook's failure table.
 	{name: "own-connection", want: "MarkerEffectDivergence", within: 5, real: 130 * time.Second}, // minutes must be closed: real ones
 	{name: "offset-first", want: "EventsLost", within: 20},
+	{name: "offset-ahead", heals: "the consumer goes back to the offset in its database"},
 	{name: "short-retention", prepare: evenly, want: "ProcessedEventsRetentionBelowBroker", within: 30,
 		also: []string{"ProcessedEventsReplayExposed", "ProcessedEventsMarkersMassDeleted"}},
 	{name: "pruner-stopped", want: "ProcessedEventsGrowthOutpacesPruning", within: 130, before: 50},
 	{name: "table-locked", want: "ConsumerRetryVolumeHigh", within: 60,
 		also: []string{"ConsumerLagGrowing", "ProcessedEventsExporterPollStale"}},
+	{name: "unbounded-delete", before: 70, heals: "in PostgreSQL a DELETE blocks no insert"},
 	{name: "id-reuse", want: "ProducerEventIdReuse", within: 40,
 		also: []string{"EventsDeadLettered"}},
 
 	// The second document.
+	{name: "crash-once", heals: "the markers absorb what is delivered again"},
 	{name: "crash-loop", prepare: quickly, want: "ConsumerRebalanceLoop", within: 60},
 	{name: "email-crash", prepare: fewer, want: "OutboxStuck", within: 30},
 	{name: "email-twice", prepare: fewer, unseen: "the second sending happens outside of everything that is watched; a receiver that honours the Idempotency-Key makes it harmless"},
@@ -42,6 +45,10 @@ var faults = []scenario{
 	{name: "retention-unlimited", want: "ProcessedEventsRetentionMisconfigured", within: 30,
 		also: []string{"ProcessedEventsRetentionBelowBroker"}},
 	{name: "retention-misconfigured", want: "ProcessedEventsRetentionMisconfigured", within: 25},
+	{name: "topic-recreated", apache: true, heals: "the consumer ends, is started again and begins the new topic at its start",
+		// It takes ten real seconds to believe that the topic is gone: five
+		// minutes on the clock of this rule.
+		also: []string{"ConsumerOffsetCommitLagHigh", "ConsumerOffsetCommitLagWidening"}},
 	{name: "topic-recreated-behind", apache: true,
 		unseen: "the unread events, the group's offsets and the producer's numbering end together: nothing that is left knows of them"},
 	{name: "group-reset", want: "ConsumerDuplicateRatioHigh", within: 50},
@@ -49,6 +56,7 @@ var faults = []scenario{
 	{name: "table-truncated", want: "ProcessedEventsMarkersMassDeleted", within: 15, before: 70,
 		also: []string{"ProcessedEventsRetentionBelowBroker", "ProcessedEventsReplayExposed", "MarkerEffectDivergence"}},
 	{name: "sequence-gap", want: "EventsLost", within: 20},
+	{name: "outbox-refused", prepare: fewer, want: "OutboxStuck", within: 30},
 	{name: "stuck-outbox", prepare: fewer, want: "OutboxStuck", within: 30},
 	{name: "rebalance-loop", prepare: quickly, want: "ConsumerRebalanceLoop", within: 60, apache: true, second: true},
 	{name: "slow-handler", want: "ConsumerHandleLatencyBudgetBurn", within: 40},

@@ -25,8 +25,6 @@ var health = []scenario{
 			wait(ctx, 2*time.Second)
 			return s.StartConsumer(ctx, 0)
 		}},
-	{name: "consumer-killed", story: "the consumer is killed between database and offset commit, once, and started again",
-		act: func(_ context.Context, s *demo.Stack) error { s.KillConsumer(0); return nil }},
 	{name: "rolling-deploy", story: "two consumers with an outbox are replaced one after the other", second: true,
 		prepare: func(s *demo.Stack) {
 			fewer(s)
@@ -92,16 +90,5 @@ var health = []scenario{
 			s.Pruner.Retention = 8 * 24 * time.Hour
 			s.StartPruner()
 			return nil
-		}},
-	{name: "unbounded-delete", story: "all that has expired is deleted in one statement", before: 70},
-	{name: "topic-recreated", story: "the topic is deleted and created again: the consumer ends, is started again, and starts over", apache: true},
-	{name: "offset-ahead", story: "the group's offset was committed before the database: the reference consumer goes back to its own",
-		act: func(ctx context.Context, s *demo.Stack) error {
-			s.StopConsumer(0)
-			wait(ctx, 2*time.Second)
-			if err := s.CommitTo(ctx, true); err != nil {
-				return err
-			}
-			return s.StartConsumer(ctx, 0)
 		}},
 }

@@ -60,6 +60,8 @@ func (r *result) verdict() (alert, after string) {
 	switch {
 	case r.unseen != "":
 		return "cannot be seen", "–"
+	case r.heals != "":
+		return "none is needed", "–"
 	case r.seenInTime():
 		return r.want, span(r.took)
 	}
@@ -139,34 +141,42 @@ func report(results []*result, drop map[string]int, took time.Duration) string {
 func (r *result) seenInTime() bool { return r.want != "" && r.took >= 0 && r.took <= r.limit() }
 
 func summary(line func(string, ...any), results []*result) {
-	faults, visible, well := 0, 0, 0
+	stacks := append([]string{""}, others...)
+	var faults, unseen, quiet int
 	seen, paged := map[string]int{}, map[string]int{}
 	for _, r := range results {
-		if r.healthy() {
-			well++
-		} else {
-			faults++
-			if r.unseen == "" {
-				visible++
+		pages := func(stack string) []string {
+			switch {
+			case stack == "":
+				return r.pages
+			case r.healthy():
+				return r.false[stack]
 			}
+			return slices.Concat(r.false[stack], r.seen[stack])
 		}
-		for _, stack := range append([]string{""}, others...) {
-			pages := r.pages
-			if stack != "" {
-				pages = r.false[stack]
-			}
-			if len(pages) > 0 && r.healthy() {
+		for _, stack := range stacks {
+			if r.want == "" && r.unseen == "" && len(pages(stack)) > 0 {
 				paged[stack]++
 			}
-			if !r.healthy() && (stack == "" && r.seenInTime() || len(r.seen[stack]) > 0) {
+			if r.want != "" && (stack == "" && r.seenInTime() || len(r.seen[stack]) > 0) {
 				seen[stack]++
 			}
+		}
+		switch {
+		case r.want != "":
+			faults++
+		case r.unseen != "":
+			unseen++
+		default:
+			quiet++
 		}
 	}
 	line("| | oncewatch | the runbook's rules, literally | lag exporter + `count(*)` |")
 	line("|---|---|---|---|")
-	line("| faults seen, of %d (%d of them cannot be seen from outside) | %d | %d | %d |", faults, faults-visible, seen[""], seen["runbook"], seen["glued"])
-	line("| healthy scenarios with a false page, of %d | %d | %d | %d |", well, paged[""], paged["runbook"], paged["glued"])
+	line("| faults seen, of %d | %d | %d | %d |", faults, seen[""], seen["runbook"], seen["glued"])
+	line("| scenarios with a false page, of %d in which nothing is wrong or nothing stays wrong | %d | %d | %d |", quiet, paged[""], paged["runbook"], paged["glued"])
+	line("")
+	line("%d more faults cannot be seen from outside; they are listed with the reason.", unseen)
 }
 
 // noise are the other stacks' alerts that fire whatever happens, with in how
@@ -213,10 +223,13 @@ func story(name string) string {
 }
 
 func reason(r *result) string {
-	if r.unseen == "" {
-		return ""
+	switch {
+	case r.unseen != "":
+		return " **Cannot be seen:** " + r.unseen + "."
+	case r.heals != "":
+		return " **No alert is needed:** " + r.heals + "."
 	}
-	return " **Cannot be seen:** " + r.unseen + "."
+	return ""
 }
 
 // span is a time, and what it is on the rules' clock.
