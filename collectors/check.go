@@ -17,7 +17,8 @@ func Check(ctx context.Context, c Config, log *slog.Logger) (checklist.Report, e
 		return checklist.Report{}, err
 	}
 	defer e.Close()
-	for {
+	// The first round tells which groups and topics the markers are about.
+	for e.Once(ctx); ; {
 		e.Once(ctx)
 		if e.complete() || ctx.Err() != nil {
 			break

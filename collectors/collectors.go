@@ -96,6 +96,13 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		e.Pollers = append(e.Pollers, p)
 		return p
 	}
+	// Offsets are read before markers: a commit ahead of every marker then is
+	// no matter of the order in which the two were read.
+	if e.kafka, err = kafka.New(c.Kafka, log, now); err != nil {
+		return nil, err
+	}
+	e.groups = add("groups", e.kafka.Groups())
+	e.topics = add("topics", e.kafka.Topics())
 	stores := c.stores()
 	names := &labels{owner: map[string]int{}}
 	for i, sc := range stores {
@@ -120,11 +127,6 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		}
 		e.stores = append(e.stores, s)
 	}
-	if e.kafka, err = kafka.New(c.Kafka, log, now); err != nil {
-		return nil, err
-	}
-	e.groups = add("groups", e.kafka.Groups())
-	e.topics = add("topics", e.kafka.Topics())
 	markers := make([]func() *postgres.Markers, len(e.stores))
 	for i := range e.stores {
 		markers[i] = newest[*postgres.Markers](e.stores[i].markers)

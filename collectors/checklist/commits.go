@@ -99,6 +99,12 @@ func commitOrder(s subject) Line {
 		return l
 	}
 	slices.Sort(l.Evidence)
+	if s.facts.Groups.At.After(s.store.Markers.ReadAt) && s.newestAge() < time.Minute {
+		l.Verdict = OK
+		l.Meaning = "The group is at work, and its offsets were read after the markers: what lies between was handled meanwhile."
+		return l
+	}
+	l.Value = "up to " + l.Value + " a partition"
 	l.Verdict = Warning
 	l.Meaning = "The group has committed past records that left no marker. Dead letters, duplicates, transaction markers and compacted records do so too; if these are none of them, their events were lost or are being applied without a marker."
 	l.Remedy = "Compare the records named in the evidence with the dead letters; make the consumer commit to the database first."

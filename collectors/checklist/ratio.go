@@ -14,6 +14,10 @@ func ratio(s subject) Line {
 		l.Verdict = Unknown
 		l.Meaning = "The topic's retention is not known, so there is nothing to compare the markers' age with."
 		l.Remedy = "Grant DESCRIBE_CONFIGS on the topic, or see the sources."
+		if s.log == nil && s.topic != "" && s.facts.Topics != nil {
+			l.Meaning = "The topic is not watched: --kafka.topic or --kafka.topic-exclude leaves it out, or it does not exist."
+			l.Remedy = "Check these expressions; they are anchored at both ends."
+		}
 		if s.topic == "" {
 			l.Meaning = "The table has no topic column and the group has no commits, so it is not known whose retention to compare with."
 			l.Remedy = "Commit offsets under the same group name as the markers', or map a topic column."

@@ -176,6 +176,9 @@ func (p *printer) paragraph(mark, text string) {
 // printable keeps a hostile name from steering the terminal.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || r == '\r' {
+			return ' '
+		}
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
 			return '\uFFFD'
 		}

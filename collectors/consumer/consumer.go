@@ -42,8 +42,9 @@ func (c Config) Validate() error {
 }
 
 func redacted(raw string) string {
-	if u, err := url.Parse(raw); err == nil {
-		return u.Redacted()
+	if u, err := url.Parse(raw); err == nil && u.Host != "" {
+		// Neither user nor query: either may be a token.
+		return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 	}
 	return "…"
 }

@@ -81,6 +81,10 @@ func TestSecretsStayOut(t *testing.T) {
 	if _, err := s.Poll(context.Background()); err == nil || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("error: %v", err)
 	}
+	s = consumer.New(consumer.Config{MetricsURL: []string{"http://hunter2@127.0.0.1:1/metrics?token=hunter2"}}, nil)
+	if _, err := s.Poll(context.Background()); err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "http://127.0.0.1:1/metrics") {
+		t.Errorf("error: %v", err)
+	}
 	if err := (consumer.Config{MetricsURL: []string{"ftp://u:hunter2@x"}}).Validate(); err == nil || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("error: %v", err)
 	}

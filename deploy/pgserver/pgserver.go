@@ -234,6 +234,9 @@ func (s *Server) run(ctx context.Context, program string, args ...string) error 
 	defer func() { _ = out.Close() }()
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", program, ctx.Err()) // ended by us
+		}
 		text, _ := os.ReadFile(out.Name())
 		return fmt.Errorf("%s: %w: %s", program, err, lastLines(text, 3))
 	}
