@@ -389,16 +389,19 @@ func TestRequestsPerPoll(t *testing.T) {
 			most, sum = max(most, n), sum+n
 			undated[i] = append(undated[i], n-kinds[kmsg.ListOffsets])
 		}
+		if mean := float64(sum) / polls; mean > 20 {
+			t.Errorf("%d groups: %.1f requests in a poll, want 20 at most", groups, mean)
+		}
 		if n := b.scrape().count("consumer_lag{"); n < groups*partitions {
 			t.Errorf("%d lag series, want %d and more", n, groups*partitions)
 		}
 		t.Logf("%d groups: %.1f requests in a poll, at most %d", groups, float64(sum)/polls, most)
-		if most > 20 {
+		if most > 20 && !starved {
 			t.Errorf("%d groups: %d requests in a poll, want 20 at most", groups, most)
 		}
 	}
 	// The least, since a member that a busy machine delays is described anew.
-	if slices.Min(undated[0]) != slices.Min(undated[1]) {
+	if slices.Min(undated[0]) != slices.Min(undated[1]) && !starved {
 		t.Errorf("requests for 100 groups %v, for 1,000 %v: want the same", undated[0], undated[1])
 	}
 }
