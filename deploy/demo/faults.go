@@ -196,7 +196,7 @@ func Faults() []Fault {
 					return err
 				}
 				s.Consumer.Stream.BatchSize = 10
-				s.Consumer.Inbox.Failpoint = slowly(80 * time.Millisecond)
+				s.Consumer.Inbox.Failpoint = pause("before_write", 80*time.Millisecond)
 				return s.StartConsumer(ctx, 0)
 			}},
 		{Name: "pruner-too-fast", Story: "The pruner keeps 7.3 days of markers on a 7-day topic: nothing is exposed yet, and the margin is gone.",
@@ -223,8 +223,8 @@ func Faults() []Fault {
 			}},
 		{Name: "slow-handler", Story: "Every transaction takes longer than the objective of 200 ms, as with an index that has bloated out of memory.",
 			inject: func(ctx context.Context, s *Stack) error {
-				s.Consumer.Stream.BatchSize = 15
-				s.Consumer.Inbox.Handler = s.slowSQL(60*time.Millisecond, 1)
+				s.Consumer.Stream.TargetLatency = 2 * time.Second // keeps its batches all the same
+				s.Consumer.Inbox.Failpoint = pause("before_db_commit", 700*time.Millisecond)
 				return s.StartConsumer(ctx, 0)
 			}},
 		{Name: "slow-tail", Story: "Each fiftieth event takes longer than a second, the rest does not: the p99 is over the objective, the error budget hardly notices.",
@@ -288,10 +288,7 @@ func Faults() []Fault {
 				return nil
 			}},
 		{Name: "ids-never-match", Story: "The producer gives each attempt a new id, so that no redelivery is ever recognized: there are no duplicates at all.",
-			inject: func(ctx context.Context, s *Stack) error {
-				s.Consumer.Stream.Redeliver = 0
-				return s.StartConsumer(ctx, 0)
-			}},
+			prepare: func(s *Stack) { s.Consumer.Stream.Redeliver = 0 }},
 	}
 }
 
@@ -325,9 +322,10 @@ func shortSessions(s *Stack) {
 // confirmations lets the consumer leave an intent for each payment.
 func confirmations(s *Stack) { s.Consumer.Notify = payments.NotifyOperation }
 
-func slowly(d time.Duration) func(string) {
+// pause stops at a failpoint of the inbox.
+func pause(at string, d time.Duration) func(string) {
 	return func(name string) {
-		if name == "before_write" {
+		if name == at {
 			time.Sleep(d)
 		}
 	}

@@ -59,12 +59,14 @@ var faults = []scenario{
 	{name: "outbox-refused", prepare: fewer, want: "OutboxStuck", within: 30},
 	{name: "stuck-outbox", prepare: fewer, want: "OutboxStuck", within: 30},
 	{name: "rebalance-loop", prepare: quickly, want: "ConsumerRebalanceLoop", within: 60, apache: true, second: true},
-	{name: "slow-handler", want: "ConsumerHandleLatencyBudgetBurn", within: 40},
+	{name: "slow-handler", want: "ConsumerHandleLatencyBudgetBurn", within: 40,
+		also: []string{"ConsumerHandleLatencyP99High"}},
 	{name: "slow-tail", want: "ConsumerHandleLatencyP99High", within: 40},
 	{name: "commit-blocked", want: "ConsumerOffsetCommitLagHigh", within: 20,
 		also: []string{"ConsumerLagGrowing"}},
 	{name: "slow-commits", want: "ConsumerOffsetCommitLagWidening", within: 50},
-	{name: "consumer-too-slow", want: "ConsumerLagGrowing", within: 70},
+	{name: "consumer-too-slow", want: "ConsumerLagGrowing", within: 70,
+		also: []string{"ConsumerLagNotRecoveringAfterRestart"}},
 	{name: "partition-stopped", want: "ConsumerLagNotRecoveringAfterRestart", within: 60,
 		also: []string{"ConsumerLagGrowing"}},
 	{name: "markers-vanish", want: "ProcessedEventsTableEmpty", within: 60,
@@ -72,7 +74,7 @@ var faults = []scenario{
 	{name: "consumer-unscraped", want: "ConsumerMetricsAbsent", within: 60},
 	{name: "records-expired", want: "EventsLost", within: 20},
 	{name: "row-limit", want: "ProcessedEventsRowCountWillExceedLimit", within: 130, before: 50},
-	{name: "ids-never-match", want: "ConsumerDuplicateRatioTooLow", within: 130},
+	{name: "ids-never-match", want: "ConsumerDuplicateRatioTooLow", within: 110, before: 1},
 }
 
 // evenly spreads the past, for a pruner that goes far into it: where its edge
@@ -89,3 +91,4 @@ func quickly(s *demo.Stack) {
 
 // fewer events, where each is a delivery too.
 func fewer(s *demo.Stack) { s.Producer.Rate = 10 }
+

@@ -193,8 +193,8 @@ func (b *bench) once(t *testing.T, sc scenario) (*result, time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pace(s)
 	fault := sc.fault(t)
+	pace(s)
 	fault.Prepare(s)
 	if sc.prepare != nil {
 		sc.prepare(s)
