@@ -91,4 +91,3 @@ func quickly(s *demo.Stack) {
 
 // fewer events, where each is a delivery too.
 func fewer(s *demo.Stack) { s.Producer.Rate = 10 }
-
