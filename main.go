@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -46,6 +47,10 @@ type cli struct {
 }
 
 func main() {
+	// A release stamps it; a plain build has it from the checkout's tag or commit.
+	if build, ok := debug.ReadBuildInfo(); ok && version.Version == "" {
+		version.Version = build.Main.Version
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()

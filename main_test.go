@@ -262,6 +262,9 @@ func TestBadInput(t *testing.T) {
 			{[]string{"--no-such-flag"}, "unknown flag --no-such-flag"},
 			{[]string{"--web.listen-address=" + used.Addr().String()}, "--web.listen-address " + used.Addr().String()},
 			{[]string{"--web.config.file=/nowhere.yml"}, "/nowhere.yml"},
+			{[]string{"--web.telemetry-path=/"}, "--web.telemetry-path=/: want a path of its own"},
+			{[]string{"--web.telemetry-path=/{x"}, "--web.telemetry-path=/{x: want"},
+			{[]string{"--postgres.dsn=host=h password=" + secret + " sslmode=verify-full sslrootcert=/nowhere.pem"}, "names a file that cannot be read: open /nowhere.pem"},
 			{[]string{"--consumer.metrics-url=ftp://u:" + secret + "@x"}, "--consumer.metrics-url"},
 		} {
 			var stderr bytes.Buffer
@@ -351,6 +354,10 @@ func TestCheck(t *testing.T) {
 	}
 	if code, _, _ := check("--fail-on=warning"); code != 0 {
 		t.Errorf("unknown lines fail nothing: exit %d", code)
+	}
+
+	if code, out, _ := check("--kafka.topic=paymets"); code != 2 || !strings.Contains(out, "--kafka.topic=paymets matches no topic") {
+		t.Errorf("a topic that is not there: exit %d, want 2:\n%s", code, out)
 	}
 
 	// The runbook's day-partitioned variant accepts every redelivery.

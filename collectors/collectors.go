@@ -184,7 +184,8 @@ func (e *Exporter) Once(ctx context.Context) {
 
 // Facts is what is known now, for the checklist.
 func (e *Exporter) Facts() checklist.Facts {
-	f := checklist.Facts{Now: e.now(), ConsumersNamed: e.consumed != nil, Thresholds: alerts.Defaults()}
+	f := checklist.Facts{Now: e.now(), ConsumersNamed: e.consumed != nil, Thresholds: alerts.Defaults(),
+		GroupFilter: e.config.Kafka.Group, TopicFilter: e.config.Kafka.Topic}
 	f.Topics, _ = latest[*kafka.Topics](e.topics)
 	f.Groups, _ = latest[*kafka.Groups](e.groups)
 	f.Retention, _ = latest[*retention.Snapshot](e.compared)

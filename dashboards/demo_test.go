@@ -4,10 +4,13 @@ import (
 	"context"
 	"maps"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"oncewatch/deploy/demo"
 	"oncewatch/deploy/pgserver"
@@ -69,31 +72,71 @@ func TestDashboardsOfTheDemo(t *testing.T) {
 		t.Errorf("%s: no data: %s", where, e)
 	}
 
-	// The table that every query is written from says what the programs export.
+	// The tables that every query and every rule is written from say what the
+	// programs export.
 	for name, labels := range metrics {
-		var series []map[string]string
-		p.get(t, "/api/v1/series", url.Values{"match[]": {name}}, &series)
-		seen := map[string]bool{}
-		for _, s := range series {
-			for l := range s {
-				seen[l] = true
+		p.exports(t, name, labels)
+	}
+	for _, program := range ruleMetrics(t) {
+		for name, m := range program {
+			if m.Type == "histogram" {
+				name, m.Labels = name+"_bucket", append(m.Labels, "le")
 			}
-		}
-		for _, l := range []string{"__name__", "job", "instance"} {
-			delete(seen, l)
-		}
-		got, want := slices.Sorted(maps.Keys(seen)), slices.Sorted(slices.Values(labels))
-		if len(series) == 0 && unseen[name] != "" {
-			continue
-		}
-		if !slices.Equal(slices.DeleteFunc(got, stamped), want) {
-			t.Errorf("%s is exported with the labels %v, the table has %v (%d series)", name, got, want, len(series))
+			p.exports(t, name, m.Labels)
 		}
 	}
 }
 
-// stamped tells the labels that only a release has.
-func stamped(label string) bool { return label == "version" || label == "branch" }
+type ruleMetric struct {
+	Type   string   `yaml:"type"`
+	Labels []string `yaml:"labels"`
+}
+
+// ruleMetrics is what the alert rules' lint knows: program → metric.
+func ruleMetrics(t *testing.T) map[string]map[string]ruleMetric {
+	t.Helper()
+	text, err := os.ReadFile("../alerts/testdata/metrics.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var programs map[string]map[string]ruleMetric
+	if err := yaml.Unmarshal(text, &programs); err != nil {
+		t.Fatal(err)
+	}
+	return programs
+}
+
+// exports fails where the stored series of a metric have other labels.
+func (s server) exports(t *testing.T, name string, labels []string) {
+	t.Helper()
+	var series []map[string]string
+	s.get(t, "/api/v1/series", url.Values{"match[]": {name}}, &series)
+	if len(series) == 0 && unseen[name] != "" {
+		return
+	}
+	seen := map[string]bool{}
+	for _, one := range series {
+		for l := range one {
+			seen[l] = true
+		}
+	}
+	for _, l := range []string{"__name__", "job", "instance"} {
+		delete(seen, l)
+	}
+	ours := func(names []string) []string {
+		slices.Sort(names)
+		return slices.DeleteFunc(names, builds)
+	}
+	if got, want := ours(slices.Collect(maps.Keys(seen))), ours(slices.Clone(labels)); !slices.Equal(got, want) {
+		t.Errorf("%s is exported with the labels %v, the table has %v (%d series)", name, got, want, len(series))
+	}
+}
+
+// builds tells the labels of oncewatch_build_info that depend on how the program was
+// built, or that no query uses.
+func builds(label string) bool {
+	return slices.Contains([]string{"version", "branch", "goarch", "goos", "tags"}, label)
+}
 
 // demoLacks are the queries that the demo may leave without an answer, and why.
 var demoLacks = map[string]string{

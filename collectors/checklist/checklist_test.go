@@ -52,6 +52,7 @@ func healthy() *world {
 		health: &postgres.TableHealth{
 			Indexes: []postgres.IndexHealth{{Name: "pkey", Bytes: 1e6, Valid: true, Bloat: 1.1}},
 			Holders: []postgres.Holder{{Kind: "session", Age: time.Second}}, LastVacuum: now.Add(-time.Hour),
+			Autovacuum: postgres.Autovacuum{DeadRows: 250},
 		},
 		topic:     &kafka.Topic{Name: "payments", Retention: known(kafka.Retention{Seconds: 7 * 86400, WorstCaseSeconds: 7.2 * 86400})},
 		partition: &kafka.GroupPartition{Committed: 101, Lag: known(int64(3)), Expired: known(int64(0)), OutOfRange: known(false), Waiting: known(now.Add(-time.Second))},
@@ -62,7 +63,7 @@ func healthy() *world {
 		Database: "db", Table: w.table, Ready: true, ServerTime: now, ReadAt: now,
 		Config: postgres.Config{Retention: 8 * day},
 		Series: []postgres.Series{{
-			Group: "g", Topic: "payments", Rows: 1000, Counted: true, Oldest: now.Add(-8 * day), Newest: now,
+			Group: "g", Topic: "payments", Rows: 1000, Counted: true, LastDay: 125, Oldest: now.Add(-8 * day), Newest: now,
 			Pruning: true, ObservedRetention: 8 * day, Handled: map[int64]postgres.Handled{0: {From: 0, To: 100}},
 		}},
 	}
@@ -120,12 +121,31 @@ func TestFaults(t *testing.T) {
 		want  checklist.Verdict
 		says  string // in value, meaning, remedy or evidence
 	}{
-		"id reuse":             {func(w *world) { w.consumed.Duplicates, w.consumed.Elsewhere = 500, 480 }, "duplicate-ratio", checklist.Violated, "fresh UUIDv7"},
-		"rebalance loop":       {func(w *world) { w.consumed.Duplicates = 500 }, "duplicate-ratio", checklist.Warning, "rebalance loop"},
-		"few events":           {func(w *world) { w.consumed.Processed, w.consumed.Duplicates = 90, 10 }, "duplicate-ratio", checklist.OK, ""},
-		"nobody asked":         {func(w *world) { w.consumed, w.ConsumersNamed = nil, false }, "duplicate-ratio", checklist.Unknown, "--consumer.metrics-url"},
-		"pruner stopped":       {func(w *world) { w.series.Oldest = now.Add(-12 * day) }, "row-count", checklist.Warning, "should have been pruned 4d ago"},
-		"over the limit":       {func(w *world) { w.markers.Config.RowLimit = 900 }, "row-count", checklist.Violated, "below 900"},
+		"id reuse":       {func(w *world) { w.consumed.Duplicates, w.consumed.Elsewhere = 500, 480 }, "duplicate-ratio", checklist.Violated, "fresh UUIDv7"},
+		"rebalance loop": {func(w *world) { w.consumed.Duplicates = 500 }, "duplicate-ratio", checklist.Warning, "rebalance loop"},
+		"few events":     {func(w *world) { w.consumed.Processed, w.consumed.Duplicates = 90, 10 }, "duplicate-ratio", checklist.OK, ""},
+		"nobody asked":   {func(w *world) { w.consumed, w.ConsumersNamed = nil, false }, "duplicate-ratio", checklist.Unknown, "--consumer.metrics-url"},
+		"pruner stopped": {func(w *world) { w.series.Oldest = now.Add(-12 * day) }, "row-count", checklist.Warning, "should have been pruned 4d ago"},
+		"over the limit": {func(w *world) { w.markers.Config.RowLimit = 900 }, "row-count", checklist.Violated, "below 900"},
+		"limit in a day": {func(w *world) {
+			w.markers.Config.RowLimit, w.series.Oldest, w.series.LastDay = 1250, now.Add(-4*day), 200
+		}, "row-count", checklist.Warning, "passes its limit in 1d 6h"},
+		"limit without a retention": {func(w *world) {
+			w.markers.Config.RowLimit, w.markers.Config.Retention, w.series.LastDay = 1500, 0, 125
+		}, "row-count", checklist.Warning, "passes its limit in 4d"},
+		"busier than a retention ago": {func(w *world) {
+			w.markers.Config.RowLimit, w.series.LastDay = 1100, 150
+		}, "row-count", checklist.Warning, "passes its limit in 4d"},
+		"levels off below the limit": {func(w *world) {
+			w.markers.Config.RowLimit, w.series.Oldest, w.series.LastDay = 1250, now.Add(-4*day), 150
+		}, "row-count", checklist.OK, "150 markers a day"},
+		"autovacuum off": {func(w *world) { w.health.Autovacuum.Off = true }, "autovacuum", checklist.Warning, "RESET (autovacuum_enabled)"},
+		"autovacuum rare": {func(w *world) {
+			w.health.Autovacuum.DeadRows, w.series.LastDay = 80_000_000, 50_000_000
+		}, "autovacuum", checklist.Warning, "1d 14h"},
+		"autovacuum daily": {func(w *world) {
+			w.health.Autovacuum.DeadRows, w.series.LastDay = 49_000_000, 50_000_000
+		}, "autovacuum", checklist.OK, "23h 31m"},
 		"still counting":       {func(w *world) { w.series.Counted, w.markers.Progress = false, 0.4 }, "row-count", checklist.Unknown, "40 %"},
 		"retention too short":  {func(w *world) { w.markers.Config.Retention = 3 * day }, "retention-ratio", checklist.Violated, "do not reset"},
 		"retention just there": {func(w *world) { w.series.ObservedRetention = 7 * day }, "retention-ratio", checklist.Warning, "hardly later"},
@@ -199,6 +219,20 @@ func TestSourcesAway(t *testing.T) {
 		if l.Verdict == checklist.Violated {
 			t.Errorf("%s is violated for want of Kafka: %s", rule, l.Meaning)
 		}
+	}
+}
+
+// An expression that lets nothing in must not pass as an audit.
+func TestFilterThatMatchesNothing(t *testing.T) {
+	f := checklist.Facts{Now: now, Thresholds: alerts.Defaults(), TopicFilter: "paymets", GroupFilter: "g",
+		Topics: &kafka.Topics{}, Groups: &kafka.Groups{Groups: []*kafka.Group{{Name: "g"}}}}
+	r := checklist.NewReport(f)
+	if r.Whole() || len(r.Unread) != 1 || !strings.Contains(r.Unread[0].Error, "--kafka.topic=paymets matches no topic") {
+		t.Errorf("%+v", r.Unread)
+	}
+	f.TopicFilter = ""
+	if !checklist.NewReport(f).Whole() {
+		t.Error("no expression, and a broker without topics is no slip")
 	}
 }
 

@@ -28,6 +28,9 @@ type Facts struct {
 	Consumers      *consumer.Snapshot
 	ConsumersNamed bool
 	Sources        []poll.Status
+	// GroupFilter and TopicFilter are the configured expressions; empty where
+	// everything is let in.
+	GroupFilter, TopicFilter string
 	// Thresholds are the alert rules' own.
 	Thresholds alerts.Thresholds
 }
@@ -146,6 +149,18 @@ func (f Facts) why(collector string) string {
 		}
 	}
 	return "Wait for the first poll, or see the sources."
+}
+
+// unmatched are the filters that let nothing in: most likely a slip of the
+// pen, and then nothing was audited.
+func (f Facts) unmatched() (unread []Unread) {
+	if f.GroupFilter != "" && f.Groups != nil && len(f.Groups.Groups) == 0 {
+		unread = append(unread, Unread{Source: "groups", Error: fmt.Sprintf("--kafka.group=%s matches no consumer group (the expression is anchored at both ends)", f.GroupFilter)})
+	}
+	if f.TopicFilter != "" && f.Topics != nil && len(f.Topics.Topics) == 0 {
+		unread = append(unread, Unread{Source: "topics", Error: fmt.Sprintf("--kafka.topic=%s matches no topic that the groups consume (the expression is anchored at both ends)", f.TopicFilter)})
+	}
+	return unread
 }
 
 // LeftOut says in sentences what was not judged, and why.

@@ -12,6 +12,8 @@ const (
 	bloated     = 2.0
 	deadShare   = 0.2
 	deadMin     = 100_000
+	// A vacuum that comes less often than daily, for more than this many rows.
+	rareVacuum = 1_000_000
 )
 
 // health judges what a slow table is suspected for first.
@@ -23,7 +25,7 @@ func health(s Store, f Facts) []Line {
 			Meaning: "Sizes, dead rows and vacuum could not be read.", Remedy: f.why("table"),
 		}}
 	}
-	return []Line{horizon(s), indexes(s), deadRows(s, f)}
+	return []Line{horizon(s), indexes(s), deadRows(s, f), autovacuum(s, f)}
 }
 
 // horizon: an old snapshot keeps vacuum from removing what was pruned.
@@ -123,6 +125,43 @@ func deadRows(s Store, f Facts) Line {
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "Vacuum removes what the pruner deletes."
+	return l
+}
+
+// autovacuum: do its settings suit what comes and goes? In the steady state as
+// many markers are deleted in a day as are inserted.
+func autovacuum(s Store, f Facts) Line {
+	h := s.Health
+	l := Line{Rule: "autovacuum", Title: "Does autovacuum come often enough?", Threshold: "once a day, where it is for over " + Number(rareVacuum) + " rows"}
+	if h.Standby {
+		l.Verdict, l.Meaning = Unknown, "A standby does not know the primary's settings."
+		l.Remedy = "Let the exporter read the primary."
+		return l
+	}
+	if h.Autovacuum.Off {
+		l.Verdict, l.Value = Warning, "off"
+		l.Meaning = "Nothing removes pruned markers and nothing refreshes the planner's statistics, unless somebody runs VACUUM by hand."
+		l.Remedy = fmt.Sprintf("ALTER TABLE %s RESET (autovacuum_enabled), on its partitions too; and SHOW autovacuum must say on.", h.Table)
+		return l
+	}
+	l.Value = "at " + Number(h.Autovacuum.DeadRows) + " dead rows"
+	perDay := 0.0
+	for i := range s.Markers.Series {
+		perDay += s.Markers.PerDay(&s.Markers.Series[i], f.Now)
+	}
+	if perDay == 0 {
+		l.Verdict, l.Meaning = Unknown, "How many markers a day brings is not known yet."
+		return l
+	}
+	every := time.Duration(min(float64(h.Autovacuum.DeadRows)/perDay, 100*365) * float64(day))
+	l.Evidence = append(l.Evidence, fmt.Sprintf("%s markers a day: so many are dead after %s", Number(int64(perDay)), Span(every)))
+	if every > day && h.Autovacuum.DeadRows > rareVacuum {
+		l.Verdict = Warning
+		l.Meaning = "Pruned markers lie dead for more than a day before vacuum starts, and then it has all of them to remove at once. A share of a table this large is the wrong measure."
+		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = %d);", h.Table, max(rareVacuum, int64(perDay/24)))
+		return l
+	}
+	l.Verdict, l.Meaning = OK, "Vacuum starts before many pruned markers have piled up."
 	return l
 }
 

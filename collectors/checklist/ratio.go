@@ -35,14 +35,18 @@ func ratio(s subject) Line {
 	if m.Pruning {
 		l.Evidence = append(l.Evidence, "markers were seen to be pruned at an age of "+Span(m.ObservedRetention))
 	}
+	// over is an age as the line's value: as a share of the topic's retention.
+	over := func(what string, age time.Duration) string {
+		if keep > 0 && keep < math.MaxInt64 {
+			return fmt.Sprintf("%.2f (%s %s)", age.Seconds()/keep.Seconds(), what, Span(age))
+		}
+		return what + " " + Span(age)
+	}
 	age := time.Duration(0)
 	l.Value = "no markers"
 	if !m.Oldest.IsZero() {
 		age = db.Age(m.Oldest, s.facts.Now)
-		l.Value = "oldest " + Span(age)
-		if keep > 0 && keep < math.MaxInt64 {
-			l.Value = fmt.Sprintf("%.2f (%s)", age.Seconds()/keep.Seconds(), Span(age))
-		}
+		l.Value = over("oldest", age)
 	}
 	below := func(d time.Duration, factor float64) bool {
 		return keep == math.MaxInt64 || d.Seconds() < factor*keep.Seconds()
@@ -58,15 +62,15 @@ func ratio(s subject) Line {
 	}
 	switch {
 	case configured > 0 && below(configured, t.RetentionRatioWarning):
-		l.Verdict = Violated
+		l.Verdict, l.Value = Violated, over("configured", configured)
 		l.Meaning = "The pruner is configured to keep markers for less than the records they guard against. " + short
 		l.Remedy = remedy
 	case m.Pruning && below(m.ObservedRetention, t.RetentionRatioCritical):
-		l.Verdict = Violated
+		l.Verdict, l.Value = Violated, over("pruned at", m.ObservedRetention)
 		l.Meaning = "Markers really vanish before their records do, whatever is configured. " + short
 		l.Remedy = "Find who deletes them (a second pruning job, a manual DELETE). " + remedy
 	case m.Pruning && below(m.ObservedRetention, t.RetentionRatioWarning):
-		l.Verdict = Warning
+		l.Verdict, l.Value = Warning, over("pruned at", m.ObservedRetention)
 		l.Meaning = "Markers vanish hardly later than their records."
 		l.Remedy = remedy
 	case !m.Oldest.IsZero() && !below(age, t.RetentionRatioWarning):

@@ -37,7 +37,7 @@ type Unread struct {
 
 // NewReport judges the facts.
 func NewReport(f Facts) Report {
-	r := Report{Version: ReportVersion, At: f.Now.UTC(), Lines: WorstFirst(Evaluate(f)), Notes: LeftOut(f), Counts: map[string]int{}}
+	r := Report{Version: ReportVersion, At: f.Now.UTC(), Lines: WorstFirst(Evaluate(f)), Notes: LeftOut(f), Counts: map[string]int{}, Unread: f.unmatched()}
 	r.Verdict = Worst(r.Lines)
 	for _, v := range []Verdict{Violated, Warning, Unknown, OK} {
 		r.Counts[v.String()] = Count(r.Lines, v)

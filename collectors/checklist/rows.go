@@ -2,8 +2,11 @@ package checklist
 
 import (
 	"fmt"
+	"math"
 	"time"
 )
+
+const day = 24 * time.Hour
 
 // rows is line 2: does the table grow faster than it is pruned?
 func rows(s subject) Line {
@@ -16,7 +19,12 @@ func rows(s subject) Line {
 	}
 	l.Value = Things(m.Rows, "marker")
 	l.Evidence = append(l.Evidence, fmt.Sprintf("table %s: %s markers appeared and %s vanished since the exporter started", db.Table, Number(m.Inserted), Number(m.Pruned)))
-	if limit := db.RowLimit(); limit > 0 {
+	limit, keep := db.RowLimit(), db.ConfiguredRetention(m.Group)
+	perDay := db.PerDay(m, s.facts.Now)
+	if perDay > 0 {
+		l.Evidence = append(l.Evidence, fmt.Sprintf("%s markers a day at the last day's rate", Number(int64(perDay))))
+	}
+	if limit > 0 {
 		l.Threshold = "below " + Number(limit)
 		if m.Rows >= limit {
 			l.Verdict = Violated
@@ -25,16 +33,11 @@ func rows(s subject) Line {
 			return l
 		}
 	}
-	keep := db.ConfiguredRetention(m.Group)
-	if keep == 0 {
-		if l.Threshold == "" {
-			l.Threshold = "not configured"
-			l.Verdict = Unknown
-			l.Meaning = "Without the pruner's retention or a limit, growth cannot be told from a table that is still young."
-			l.Remedy = "Set --postgres.retention to what the pruner keeps, and --postgres.row-limit if there is a limit."
-			return l
-		}
-		l.Verdict, l.Meaning = OK, "The table is within its limit."
+	if keep == 0 && limit == 0 {
+		l.Threshold = "not configured"
+		l.Verdict = Unknown
+		l.Meaning = "Without the pruner's retention or a limit, growth cannot be told from a table that is still young."
+		l.Remedy = "Set --postgres.retention to what the pruner keeps, and --postgres.row-limit if there is a limit."
 		return l
 	}
 	if l.Threshold == "" {
@@ -44,14 +47,47 @@ func rows(s subject) Line {
 		l.Verdict, l.Meaning = OK, "There is no marker to prune."
 		return l
 	}
+	age := db.Age(m.Oldest, s.facts.Now)
 	// A daily pruner leaves up to a day more than it keeps.
-	behind := db.Age(m.Oldest, s.facts.Now) - keep
-	if allowed := time.Duration(s.facts.Thresholds.PruneCycle) + keep/10; behind > allowed {
+	if allowed := time.Duration(s.facts.Thresholds.PruneCycle) + keep/10; keep > 0 && age-keep > allowed {
 		l.Verdict = Warning
-		l.Meaning = fmt.Sprintf("The oldest marker should have been pruned %s ago: the pruner has stopped or does not keep up, and the table grows.", Span(behind))
+		l.Meaning = fmt.Sprintf("The oldest marker should have been pruned %s ago: the pruner has stopped or does not keep up, and the table grows.", Span(age-keep))
 		l.Remedy = "Start the pruner again, or let it run longer: bounded batches (reference-consumer prune), never one unbounded DELETE."
 		return l
 	}
+	if left := untilLimit(float64(m.Rows), float64(limit), perDay, age, keep); left < time.Duration(s.facts.Thresholds.LimitHorizon) {
+		l.Verdict = Warning
+		l.Meaning = fmt.Sprintf("At this rate the table passes its limit in %s.", Span(left))
+		if keep > 0 {
+			l.Meaning += fmt.Sprintf(" Keeping markers for %s takes room for about %s of them.", Span(keep), Number(int64(perDay*keep.Hours()/24)))
+		}
+		l.Remedy = "Make room, raise --postgres.row-limit, or find out why more events come than were planned for. Do not keep markers for a shorter time than the topic keeps its records."
+		return l
+	}
 	l.Verdict, l.Meaning = OK, "Old markers are pruned about when they should be."
+	if keep == 0 {
+		l.Meaning = "The table is within its limit."
+	}
 	return l
+}
+
+// untilLimit is when the limit is reached at the last day's rate; never, where
+// pruning will level the count off before that. keep 0: it is not known when
+// markers are pruned, so they are taken to stay.
+func untilLimit(rows, limit, perDay float64, age, keep time.Duration) time.Duration {
+	const never = math.MaxInt64
+	growth := perDay
+	switch {
+	case limit == 0 || perDay == 0:
+		return never
+	case keep > 0 && age < keep && perDay*keep.Hours()/24 <= limit:
+		return never
+	case keep > 0 && age >= keep:
+		growth -= rows / (age.Hours() / 24) // as many go as came a retention ago
+	}
+	left := (limit - rows) / growth * float64(day)
+	if growth <= 0 || left > never/2 {
+		return never
+	}
+	return time.Duration(left)
 }

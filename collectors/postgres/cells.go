@@ -291,6 +291,17 @@ func (b *book) totals(series int) []total {
 	return sums
 }
 
+// newer counts each series' rows from one time up to another, by whole buckets.
+func (b *book) newer(lo, hi int64, series int) []int64 {
+	counts := make([]int64, series)
+	for _, x := range b.between(lo, hi) {
+		for i := range x.cells {
+			counts[x.cells[i].series] += x.cells[i].count
+		}
+	}
+	return counts
+}
+
 // floor is the start of the bucket of the given width that holds t.
 func floor(t, width int64) int64 {
 	m := t % width

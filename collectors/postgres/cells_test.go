@@ -123,6 +123,15 @@ func TestBookAgainstAListOfRows(t *testing.T) {
 			}
 			var whole book
 			whole.buckets = count(rows, -240, 800, 2000)
+			newer := make([]int64, 3)
+			for _, r := range rows {
+				if r.at >= cut {
+					newer[r.series]++
+				}
+			}
+			if got := b.newer(cut, maxTime, 3); !slices.Equal(got, newer) {
+				t.Fatalf("seed %d: %v rows from %d on, want %v", seed, got, cut, newer)
+			}
 			if got, want := b.totals(3), whole.totals(3); !reflect.DeepEqual(got, want) {
 				t.Fatalf("seed %d: totals %v, want %v", seed, got, want)
 			}

@@ -62,7 +62,9 @@ func explainCode(pg *pgconn.PgError) (kind, remedy string) {
 		return "missing", "check postgres.table; it is looked for at every poll"
 	case pg.Code == "42703":
 		return "missing", "check postgres.column.*"
-	case pg.Code == "57014", pg.Code == "55P03", pg.Code == "25P03": // idle in transaction: we were kept from going on
+	case pg.Code == "25P03": // idle in transaction
+		return "timeout", "the exporter was kept from running for a second and the server ended its snapshot: give it more CPU; tried again at the next poll"
+	case pg.Code == "57014", pg.Code == "55P03":
 		return "timeout", "something holds a lock on it or the server is overloaded; tried again at the next poll"
 	case pg.Code == "57P03", strings.HasPrefix(pg.Code, "57P"), strings.HasPrefix(pg.Code, "08"):
 		return "unreachable", "the server is starting or stopping; tried again at the next poll"

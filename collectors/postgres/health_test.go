@@ -35,6 +35,9 @@ func TestTableHealth(t *testing.T) {
 	source := b.store.TableHealth().(*tableHealth)
 	first := b.healthOf(source)
 	p := b.page(first, time.Now())
+	if a := first.Autovacuum; !a.Off || a.DeadRows < 50 {
+		t.Errorf("%+v, want autovacuum off for this table", a)
+	}
 	if len(first.Indexes) != 2 || p["processed_events_index_bytes database=db index=processed_events_pkey"] < 100_000 || p["processed_events_table_bytes database=db"] < 1_000_000 {
 		t.Errorf("%v", p)
 	}
@@ -56,11 +59,17 @@ func TestTableHealth(t *testing.T) {
 	if r := second.Indexes[0].Bloat; r < 1.8 || r > 1.9 {
 		t.Errorf("bloat ratio %v after 45 %% of the markers went, want 20/11", r)
 	}
-	b.exec("VACUUM processed_events")
+	b.exec("VACUUM ANALYZE processed_events")
+	b.exec("ALTER TABLE processed_events SET (autovacuum_enabled = on, autovacuum_vacuum_scale_factor = 0.01)")
 	b.exec("SELECT pg_stat_force_next_flush()")
 	b.exec("SELECT 1")
-	if h := b.healthOf(source); h.LastVacuum.IsZero() || h.DeadRows != 0 {
+	h := b.healthOf(source)
+	if h.LastVacuum.IsZero() || h.DeadRows != 0 {
 		t.Errorf("after VACUUM: %+v", h)
+	}
+	// 50 rows and a hundredth of the 11,000 that are left.
+	if want := (Autovacuum{DeadRows: 160}); h.Autovacuum != want {
+		t.Errorf("%+v, want %+v", h.Autovacuum, want)
 	}
 }
 

@@ -121,6 +121,9 @@ type Series struct {
 	// Rows is the number of markers; only where Counted.
 	Rows    int64
 	Counted bool
+	// LastDay is how many of them carry a time of the last 24 hours; 0 where
+	// no index tells.
+	LastDay int64
 	// Oldest and Newest are the markers' times on the column's clock; zero
 	// where there are none or they are not known yet.
 	Oldest, Newest time.Time
@@ -143,6 +146,17 @@ type Series struct {
 // clock at the poll and the time that has passed here since.
 func (m *Markers) Age(t, now time.Time) time.Duration {
 	return m.ServerTime.Sub(t) + now.Sub(m.ReadAt)
+}
+
+// PerDay is how many markers of a series a day brings, by the last day or
+// what there is of it; 0 where that is not known.
+func (m *Markers) PerDay(s *Series, now time.Time) float64 {
+	const day = 24 * time.Hour
+	over := min(day, m.Age(s.Oldest, now))
+	if s.LastDay == 0 || s.Oldest.IsZero() || over < time.Minute {
+		return 0
+	}
+	return float64(s.LastDay) * float64(day) / float64(over)
 }
 
 // ConfiguredRetention is what the pruner of a group keeps, as configured; 0
@@ -239,6 +253,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 	slices.Sort(m.Inexact)
 
 	totals := l.totals()
+	lastDay := l.book.newer(r.inside.clock-24*hour, r.inside.clock, len(l.series.all))
 	groups := map[string]bool{}
 	for id, s := range l.series.all {
 		t := totals[id]
@@ -249,7 +264,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 		}
 		groups[out.Group] = true
 		if m.Ready {
-			out.Rows = t.count
+			out.Rows, out.LastDay = t.count, lastDay[id]
 		}
 		if t.count > 0 {
 			// The backfill goes upward: below it a series' oldest is known,

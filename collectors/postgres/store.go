@@ -30,6 +30,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/url"
 	"strings"
@@ -37,7 +38,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -179,12 +179,12 @@ func parseDSN(dsn string) (*pgxpool.Config, error) {
 // dsnFault tells what is wrong with a connection string without a word of it.
 func dsnFault(err error) string {
 	var u *url.Error
-	var parse *pgconn.ParseConfigError
+	var file *fs.PathError
 	switch {
 	case errors.As(err, &u):
 		return "the URL cannot be parsed (percent-encode special characters of the password)"
-	case errors.As(err, &parse) && parse.Unwrap() != nil:
-		return "cannot be parsed or names a file that cannot be read (" + fmt.Sprintf("%T", parse.Unwrap()) + ")"
+	case errors.As(err, &file):
+		return "names a file that cannot be read: " + file.Error()
 	}
 	return "cannot be parsed"
 }

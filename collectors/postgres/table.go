@@ -67,6 +67,8 @@ type TableHealth struct {
 	DeadRows int64
 	// LastVacuum is zero where the table never was vacuumed.
 	LastVacuum time.Time
+	// Autovacuum is when the table is vacuumed next by itself.
+	Autovacuum Autovacuum
 	// Holders keep vacuum from removing dead rows. Empty where the role may
 	// not see them.
 	Holders []Holder
@@ -126,6 +128,9 @@ func (h *tableHealth) Poll(ctx context.Context) (poll.Snapshot, error) {
 		}
 		if vacuum != nil {
 			out.LastVacuum = *vacuum
+		}
+		if out.Autovacuum, err = readAutovacuum(ctx, conn, oids); err != nil {
+			return err
 		}
 		rows, err := conn.Query(ctx, fmt.Sprintf(indexesSQL, oids))
 		if err != nil {

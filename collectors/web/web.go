@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"strings"
 	"sync"
 	"time"
@@ -89,6 +90,9 @@ type Server struct {
 // Listen opens the listeners, so that an address in use is known before
 // anything else is started. It also reads the web configuration file once.
 func Listen(ctx context.Context, c Config, log *slog.Logger) (*Server, error) {
+	if p := c.TelemetryPath; p == "/" || !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "/-/") || path.Clean(p) != p || strings.ContainsAny(p, "{} ") {
+		return nil, fmt.Errorf("--web.telemetry-path=%s: want a path of its own, such as /metrics; / is the page and /-/ the probes", p)
+	}
 	if err := toolkit.Validate(c.ConfigFile); err != nil {
 		return nil, fmt.Errorf("--web.config.file %s: %w", c.ConfigFile, err)
 	}

@@ -131,7 +131,10 @@ func (p *pruner) cycle(ctx context.Context) error {
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		_ = conn.Close(ctx) // also gives the advisory lock back
+		// The server ends a session some time after its client has gone, and a
+		// next run at once would find the lock held.
+		_, _ = conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
+		_ = conn.Close(ctx)
 	}()
 	var mine bool
 	if err := conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", int64(lock)).Scan(&mine); err != nil {
@@ -163,6 +166,9 @@ func (p *pruner) cycle(ctx context.Context) error {
 	return err
 }
 
+// A ctid is unique within one table only: in a partitioned one the same ctid
+// names a row of each partition, so these are never deleted this way.
+//
 // The rows' places are collected into an array first: with IN the planner
 // joins, three times as slow; starting from the last deleted time keeps a
 // batch's cost constant while a snapshot holds dead rows back.
