@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -76,28 +75,10 @@ func execute(t *testing.T, dsn, sql string) {
 	}
 }
 
-// output collects what a running program writes.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // served is an exporter under test.
 type served struct {
 	url    string
-	log    *output
+	log    *testenv.Log
 	end    context.CancelFunc
 	exited chan int
 }
@@ -105,7 +86,7 @@ type served struct {
 func serve(t *testing.T, args ...string) *served {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &served{log: &output{}, end: cancel, exited: make(chan int, 1)}
+	s := &served{log: &testenv.Log{}, end: cancel, exited: make(chan int, 1)}
 	args = append([]string{"--web.listen-address=127.0.0.1:0", "--poll.interval=200ms", "--poll.timeout=3s"}, args...)
 	go func() { s.exited <- run(ctx, args, io.Discard, s.log) }()
 	t.Cleanup(func() {

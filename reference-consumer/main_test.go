@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -41,24 +40,6 @@ func ok(t *testing.T, args ...string) string {
 	return out
 }
 
-// lockedBuffer collects a running program's log.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 func TestTheWholeProgram(t *testing.T) {
 	t.Parallel()
 	dsn, brokers := testenv.Postgres(t), strings.Join(fake(t), ",")
@@ -76,7 +57,7 @@ func TestTheWholeProgram(t *testing.T) {
 	}
 
 	ctx, stop := context.WithCancel(t.Context())
-	var log lockedBuffer
+	var log testenv.Log
 	exit := make(chan int, 1)
 	go func() { exit <- execute(ctx, with("run", "--batch-size=50", "--log.format=json"), io.Discard, &log) }()
 	address := ""

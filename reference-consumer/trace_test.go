@@ -91,10 +91,10 @@ func attribute(s *tracepb.Span, key string) string {
 
 // running starts the program's run command and returns its log and the
 // address of its metrics.
-func running(t *testing.T, args ...string) (log *lockedBuffer, address string, stop func() int) {
+func running(t *testing.T, args ...string) (log *testenv.Log, address string, stop func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	log = &lockedBuffer{}
+	log = &testenv.Log{}
 	exit := make(chan int, 1)
 	go func() { exit <- execute(ctx, append([]string{"run"}, args...), io.Discard, log) }()
 	wait(t, "the address", func() bool {

@@ -1,7 +1,6 @@
 package demo_test
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log/slog"
@@ -10,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -50,7 +48,7 @@ func TestDemo(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	ready := make(chan demo.Addresses, 1)
-	var out, log buffer
+	var out, log testenv.Log
 	done := make(chan error, 1)
 	go func() {
 		done <- demo.Run(ctx, demo.Options{
@@ -111,21 +109,4 @@ func TestUnknownFaultIsNamed(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "--fault=nonsense") || !strings.Contains(err.Error(), "id-reuse") {
 		t.Errorf("error %v", err)
 	}
-}
-
-type buffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }

@@ -101,7 +101,7 @@ func TestHostileNames(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	listening := make(chan collectors.Started, 1)
 	ended := make(chan error, 1)
-	log := &safeBuffer{}
+	log := &testenv.Log{}
 	go func() {
 		ended <- collectors.Serve(ctx, c, w, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), func(s collectors.Started) { listening <- s })
 	}()

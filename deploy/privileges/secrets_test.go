@@ -1,7 +1,6 @@
 package privileges
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -46,23 +45,6 @@ func program(t *testing.T, env []string, args ...string) *exec.Cmd {
 	cmd := exec.Command(path, args...)
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent"}, env...)
 	return cmd
-}
-
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *safeBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *safeBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 // The secrets, each a word of its own that nothing else contains.
@@ -136,7 +118,7 @@ func TestNoSecretIsTold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, level := range []string{"debug", "error"} {
-				log := &safeBuffer{}
+				log := &testenv.Log{}
 				cmd := program(t, c.env, append([]string{"serve", "--web.listen-address=127.0.0.1:0", "--web.config.file=" + web, "--poll.interval=300ms", "--poll.timeout=3s", "--log.level=" + level, "--log.format=json"}, c.args...)...)
 				cmd.Env = append(cmd.Env, "GOTRACEBACK=all")
 				cmd.Dir = t.TempDir()

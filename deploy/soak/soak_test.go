@@ -1,7 +1,6 @@
 package soak
 
 import (
-	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -56,31 +55,14 @@ type stage struct {
 	network  *line // in front of the broker
 	broker   *kfake.Cluster
 	program  *exec.Cmd
-	log      *lockedBuffer
+	log      *testenv.Log
 	url      string
 	client   *http.Client
 }
 
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	s := &stage{T: t, database: newLine(), network: newLine(), log: &lockedBuffer{}, client: &http.Client{Timeout: 30 * time.Second}}
+	s := &stage{T: t, database: newLine(), network: newLine(), log: &testenv.Log{}, client: &http.Client{Timeout: 30 * time.Second}}
 	s.server = testenv.PostgresServer(t, pgserver.Options{})
 	rights, err := os.ReadFile(filepath.Join(testenv.Root(), "deploy/privileges/postgres.sql"))
 	if err != nil {

@@ -1,7 +1,6 @@
 package stream_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -111,27 +109,10 @@ func (b *bundle) numbered(partition int32, producer string, numbers ...int64) {
 type member struct {
 	b    *bundle
 	reg  *prometheus.Registry
-	log  *syncBuffer
+	log  *testenv.Log
 	stop context.CancelFunc
 	done chan struct{}
 	err  error
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 // config of a member, to be changed by the test.
@@ -157,7 +138,7 @@ func (b *bundle) config(handler inbox.Handler, change func(*inbox.Config)) strea
 
 func (b *bundle) start(cfg stream.Config) *member {
 	b.t.Helper()
-	m := &member{b: b, reg: prometheus.NewRegistry(), log: &syncBuffer{}, done: make(chan struct{})}
+	m := &member{b: b, reg: prometheus.NewRegistry(), log: &testenv.Log{}, done: make(chan struct{})}
 	cfg.Registerer, cfg.Log = m.reg, slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	ctx, stop := context.WithCancel(context.Background())
 	m.stop = stop
