@@ -40,6 +40,8 @@ func TestDashboardsOfTheDemo(t *testing.T) {
 	})
 	s.Exporter.Poll.Interval = time.Second
 	s.Exporter.Postgres.RowLimit = 1_000_000
+	// Nobody answers there: the panel of what could not be read needs something.
+	s.Exporter.Consumer.MetricsURL = append(s.Exporter.Consumer.MetricsURL, "http://127.0.0.1:1/metrics")
 	s.Producer.Rate, s.Producer.Poison, s.Producer.Duplicates = 200, 0.01, 0.01
 	s.Consumer.Notify = payments.NotifyOperation
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

@@ -144,7 +144,7 @@ func (s *Stack) Start(ctx context.Context) error {
 		}
 		s.members[i] = m
 	}
-	s.Exporter.Consumer.MetricsURL = []string{s.ConsumerURL(0) + "/metrics"}
+	s.Exporter.Consumer.MetricsURL = append(s.Exporter.Consumer.MetricsURL, s.ConsumerURL(0)+"/metrics")
 	var err error
 	if s.receiver, err = newReceiver(ctx); err != nil {
 		return err
