@@ -67,7 +67,7 @@ func healthy() *world {
 			Pruning: true, ObservedRetention: 8 * day, Handled: map[int64]postgres.Handled{0: {From: 0, To: 100}},
 		}},
 	}
-	w.series = &w.markers.Series[0]
+	w.series, w.health.Table = &w.markers.Series[0], w.table
 	w.Facts = checklist.Facts{
 		Now: now, Thresholds: alerts.Defaults(), ConsumersNamed: true,
 		Topics:    &kafka.Topics{Topics: map[string]*kafka.Topic{"payments": w.topic}},
@@ -143,6 +143,10 @@ func TestFaults(t *testing.T) {
 		"autovacuum rare": {func(w *world) {
 			w.health.Autovacuum.DeadRows, w.series.LastDay = 80_000_000, 50_000_000
 		}, "autovacuum", checklist.Warning, "1d 14h"},
+		"partitions are dropped": {func(w *world) {
+			w.table.PartitionedBy = "RANGE (event_id)"
+			w.health.Autovacuum.DeadRows, w.series.LastDay = 80_000_000, 50_000_000
+		}, "autovacuum", checklist.OK, "1d 14h"},
 		"autovacuum daily": {func(w *world) {
 			w.health.Autovacuum.DeadRows, w.series.LastDay = 49_000_000, 50_000_000
 		}, "autovacuum", checklist.OK, "23h 31m"},

@@ -155,7 +155,9 @@ func autovacuum(s Store, f Facts) Line {
 	}
 	every := time.Duration(min(float64(h.Autovacuum.DeadRows)/perDay, 100*365) * float64(day))
 	l.Evidence = append(l.Evidence, fmt.Sprintf("%s markers a day: so many are dead after %s", Number(int64(perDay)), Span(every)))
-	if every > day && h.Autovacuum.DeadRows > rareVacuum {
+	// Partitions that are dropped whole leave nothing dead behind.
+	dropped := h.Table.PartitionedBy != "" && h.DeadRows < rareVacuum
+	if every > day && h.Autovacuum.DeadRows > rareVacuum && !dropped {
 		l.Verdict = Warning
 		l.Meaning = "Pruned markers lie dead for more than a day before vacuum starts, and then it has all of them to remove at once. A share of a table this large is the wrong measure."
 		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = %d);", h.Table, max(rareVacuum, int64(perDay/24)))

@@ -135,16 +135,8 @@ func BenchmarkMemory(b *testing.B) {
 			address := freeAddress(b)
 			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","), "--kafka.granularity="+granularity,
 				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=5s", "--poll.timeout=5s", "--log.level=error"), address)
+			awaitSeries(b, p, address, 1000)
 			samples := 0
-			for deadline := time.Now().Add(time.Minute); samples < 1000; time.Sleep(100 * time.Millisecond) {
-				if time.Now().After(deadline) {
-					b.Fatal("no series")
-				}
-				if conn, err := net.Dial("tcp", address); err == nil {
-					_ = conn.Close()
-					samples = fetch(b, p.url)
-				}
-			}
 			var rss []float64
 			var took []time.Duration
 			for b.Loop() {
@@ -165,6 +157,82 @@ func BenchmarkMemory(b *testing.B) {
 			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-median-scrape")
 		})
 	}
+}
+
+// BenchmarkTenThousand is the exporter itself before 10,000 topics and 10,000
+// groups: all of them, and with the default bound on groups. Run it with
+// -benchtime=1x.
+func BenchmarkTenThousand(b *testing.B) {
+	const n = 10_000
+	oncewatch := buildOncewatch(b)
+	c := cluster(b, kfake.SeedTopics(1, names(n)...))
+	load(b, c, names(n), 1, n)
+	count := c.counting()
+	for _, groups := range []int{n, 1000} {
+		b.Run(fmt.Sprintf("max-groups=%d", groups), func(b *testing.B) {
+			address := freeAddress(b)
+			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","), fmt.Sprint("--kafka.max-groups=", groups),
+				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=5s", "--poll.timeout=5s", "--log.level=error"), address)
+			awaitSeries(b, p, address, 3*groups)
+			var took []time.Duration
+			samples := 0
+			for b.Loop() {
+				time.Sleep(10 * time.Second) // two polls after the first
+				count.take()
+				time.Sleep(15 * time.Second)
+				_, requests := count.take()
+				b.ReportMetric(float64(requests)/3, "requests/poll")
+				for range 20 {
+					begin := time.Now()
+					samples = fetch(b, p.url)
+					took = append(took, time.Since(begin))
+				}
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(samples), "series")
+			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-median-scrape")
+			b.ReportMetric(residentMB(b, p.Process.Pid), "MB")
+			b.ReportMetric(value(b, p.url, `oncewatch_collector_duration_seconds{collector="groups"} `)*1000, "ms-groups-poll")
+			b.ReportMetric(value(b, p.url, `oncewatch_collector_duration_seconds{collector="topics"} `)*1000, "ms-topics-poll")
+		})
+	}
+}
+
+// awaitSeries waits until a program serves so many series.
+func awaitSeries(t testing.TB, p program, address string, least int) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if conn, err := net.Dial("tcp", address); err == nil {
+			_ = conn.Close()
+			if fetch(t, p.url) >= least {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not %d series within a minute", least)
+		}
+	}
+}
+
+// value is that of a series on a page.
+func value(t testing.TB, url, series string) (v float64) {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		if rest, ok := strings.CutPrefix(lines.Text(), series); ok {
+			if _, err := fmt.Sscan(rest, &v); err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+	}
+	t.Fatalf("no %s", series)
+	return 0
 }
 
 func buildOncewatch(t testing.TB) string {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -134,9 +135,11 @@ func (m *member) process(ctx context.Context, cfg payments.Config) error {
 			configure(pc)
 		}
 	}
-	born := time.Now()
+	// By chance: lives as long as a scrape interval would show every scrape the
+	// same moment of theirs.
+	doomed := time.Now().Add(crashEvery + rand.N(crashEvery))
 	cfg.Stream.Failpoint = func(name string) {
-		if name == betweenCommits && m.crashes.Load() > 0 && time.Since(born) > crashEvery && m.crashes.Add(-1) >= 0 {
+		if name == betweenCommits && m.crashes.Load() > 0 && time.Now().After(doomed) && m.crashes.Add(-1) >= 0 {
 			kill()
 		}
 	}
@@ -173,7 +176,8 @@ func (m *member) process(ctx context.Context, cfg payments.Config) error {
 }
 
 // betweenCommits is the consumer's failpoint between the database's commit and
-// the offset's; crashEvery is how long one of a crash loop lives at least.
+// the offset's; crashEvery is how long one of a crash loop lives at least, twice
+// that at most.
 const (
 	betweenCommits = "before_offset_commit"
 	crashEvery     = time.Second

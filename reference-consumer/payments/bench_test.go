@@ -391,7 +391,8 @@ func consume(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic string, d
 }
 
 // BenchmarkTelemetry is the cost of traces, off, at 1 % and at 100 %, in
-// handled events a second through the whole consumer. The endpoint is another
+// handled events a second through the whole consumer: medians over rounds, each
+// against its own round's off, in an order that turns. The endpoint is another
 // process's in life; here it is one that reads and drops.
 func BenchmarkTelemetry(b *testing.B) {
 	pool := benchServer(b)
@@ -399,42 +400,62 @@ func BenchmarkTelemetry(b *testing.B) {
 	client := []kgo.Opt{kgo.SeedBrokers(k.Brokers()...)}
 	sink := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
 	defer sink.Close()
-	const events = 60_000
-	var off, offCPU float64
-	for i, mode := range []string{"off", "1%", "100%", "off-again"} {
-		b.Run(mode, func(b *testing.B) {
-			var tracer *telemetry.Tracer
-			if ratio := map[string]string{"1%": "0.01", "100%": "1"}[mode]; ratio != "" {
-				b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.URL)
-				b.Setenv("OTEL_TRACES_SAMPLER", "traceidratio")
-				b.Setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
-				var err error
-				if tracer, err = telemetry.StartTracer(b.Context(), prometheus.NewRegistry(), "g", 200); err != nil {
-					b.Fatal(err)
-				}
-				defer func() { _ = tracer.Shutdown(context.Background()) }()
-			}
-			topic := fmt.Sprintf("telemetry-%d", i)
-			truncate(b, pool)
-			// Every record carries a trace context, as if its producer were traced.
-			traced := telemetry.NewTracer(sdk.NewTracerProvider(), "")
-			if _, err := produce.Run(b.Context(), produce.Config{Client: client, Topic: topic, Partitions: 4, Count: events, Seed: 1, Tracer: traced}); err != nil {
+	const events, rounds = 100_000, 7
+	modes := []struct{ name, ratio string }{{"off", ""}, {"1%", "0.01"}, {"100%", "1"}, {"off-again", ""}}
+	type cost struct{ rate, cpu float64 }
+	n := 0
+	measure := func(b *testing.B, ratio string) (c cost) {
+		var tracer *telemetry.Tracer
+		if ratio != "" {
+			b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.URL)
+			b.Setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+			b.Setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
+			var err error
+			if tracer, err = telemetry.StartTracer(b.Context(), prometheus.NewRegistry(), "g", 200); err != nil {
 				b.Fatal(err)
 			}
-			b.N = events
-			var used time.Duration
-			begin := sync.OnceFunc(func() { b.ResetTimer(); used = cpu() })
-			consume(b, pool, client, topic, design{batch: 200}, tracer, begin)
-			rate, perEventCPU := events/b.Elapsed().Seconds(), float64(cpu()-used)/events
-			if mode == "off" {
-				off, offCPU = rate, perEventCPU
-			}
-			b.ReportMetric(rate, "events/s")
-			b.ReportMetric(100*(1-rate/off), "%-slower")
-			b.ReportMetric(perEventCPU/1000, "client-µs/event")
-			b.ReportMetric(100*(perEventCPU/offCPU-1), "%-more-client-cpu")
+			defer func() { _ = tracer.Shutdown(context.Background()) }()
+		}
+		n++
+		topic := fmt.Sprintf("telemetry-%d", n)
+		truncate(b, pool)
+		// Every record carries a trace context, as if its producer were traced.
+		traced := telemetry.NewTracer(sdk.NewTracerProvider(), "")
+		if _, err := produce.Run(b.Context(), produce.Config{Client: client, Topic: topic, Partitions: 4, Count: events, Seed: 1, Tracer: traced}); err != nil {
+			b.Fatal(err)
+		}
+		b.N = events
+		var used time.Duration
+		begin := sync.OnceFunc(func() { b.ResetTimer(); used = cpu() })
+		consume(b, pool, client, topic, design{batch: 200}, tracer, begin)
+		c = cost{events / b.Elapsed().Seconds(), float64(cpu()-used) / events / 1000}
+		b.ReportMetric(c.rate, "events/s")
+		b.ReportMetric(c.cpu, "client-µs/event")
+		return c
+	}
+	slower, dearer := map[string][]float64{}, map[string][]float64{}
+	for round := range rounds {
+		costs := map[string]cost{}
+		for i := range modes {
+			m := modes[(i+round)%len(modes)]
+			b.Run(fmt.Sprintf("round=%d/%s", round+1, m.name), func(b *testing.B) { costs[m.name] = measure(b, m.ratio) })
+		}
+		for name, c := range costs {
+			slower[name] = append(slower[name], 100*(1-c.rate/costs["off"].rate))
+			dearer[name] = append(dearer[name], 100*(c.cpu/costs["off"].cpu-1))
+		}
+	}
+	for _, m := range modes[1:] {
+		b.Run("median/"+m.name, func(b *testing.B) {
+			b.ReportMetric(median(slower[m.name]), "%-slower")
+			b.ReportMetric(median(dearer[m.name]), "%-more-client-cpu")
 		})
 	}
+}
+
+func median(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
 }
 
 // below50ms is the share of events whose transaction took less than 50 ms.
