@@ -31,50 +31,73 @@ type Thresholds struct {
 	MassDeletedShare  float64        `key:"mass_deleted_share" default:"0.5" unit:"ratio" doc:"share of a group's markers gone within mass_deleted_window"`
 	MassDeletedMin    float64        `key:"mass_deleted_min" default:"10000" unit:"markers" doc:"smallest group for which a mass deletion is reported"`
 	MassDeletedWindow model.Duration `key:"mass_deleted_window" default:"1h" doc:"window of a mass deletion"`
+	MassDeletedFor    model.Duration `key:"mass_deleted_for" default:"2m" doc:"how long a mass deletion must show"`
 
 	PruneCycle              model.Duration `key:"prune_cycle" default:"1d" doc:"period of the pruner (a daily job: 1d); counts are smoothed over it"`
 	GrowthShare             float64        `key:"growth_share" default:"0.2" unit:"ratio" doc:"growth of the marker count over what was inserted, past full retention"`
 	GrowthUnconfiguredRatio float64        `key:"growth_unconfigured_ratio" default:"2" unit:"ratio" doc:"age over topic retention taken as full retention while neither a configured retention nor a prune is known"`
+	GrowthFor               model.Duration `key:"growth_for" default:"1h" doc:"how long the count must outgrow pruning"`
 	LimitHorizon            model.Duration `key:"limit_horizon" default:"7d" doc:"how far ahead the row count is predicted"`
+	LimitFor                model.Duration `key:"limit_for" default:"1h" doc:"how long the prediction must pass the limit"`
 
 	DuplicateRatioMin     float64        `key:"duplicate_ratio_min" default:"0.0001" unit:"ratio" doc:"duplicates over handled events below which deduplication looks broken"`
 	DuplicateRatioMax     float64        `key:"duplicate_ratio_max" default:"0.005" unit:"ratio" doc:"duplicates over handled events above the redelivery baseline"`
 	DuplicateWindow       model.Duration `key:"duplicate_window" default:"30m" doc:"window of the high duplicate ratio and of its two causes"`
 	DuplicateMinEvents    float64        `key:"duplicate_min_events" default:"1000" unit:"events" doc:"events in duplicate_window needed to judge a high ratio"`
+	DuplicateCauseFor     model.Duration `key:"duplicate_cause_for" default:"5m" doc:"how long a rebalance loop or reused ids must show"`
 	DuplicateLowWindow    model.Duration `key:"duplicate_low_window" default:"1d" doc:"window of the low duplicate ratio"`
 	DuplicateLowMinEvents float64        `key:"duplicate_low_min_events" default:"1000000" unit:"events" doc:"events in duplicate_low_window needed to judge a low ratio"`
+	DuplicateLowFor       model.Duration `key:"duplicate_low_for" default:"1h" doc:"how long a low duplicate ratio must last"`
 	RebalanceLoopCount    float64        `key:"rebalance_loop_count" default:"5" unit:"rebalances" doc:"rebalances or restarts in duplicate_window that make a loop"`
 
-	LatencyP99        float64        `key:"latency_p99" default:"0.2" unit:"seconds" doc:"handling time objective; a bucket bound of event_handle_duration_seconds"`
-	LatencyWindow     model.Duration `key:"latency_window" default:"5m" doc:"window over which the p99 is taken"`
-	LatencyMinEvents  float64        `key:"latency_min_events" default:"100" unit:"events" doc:"events in a window needed to judge latency"`
-	LatencyObjective  float64        `key:"latency_objective" default:"0.99" unit:"ratio" doc:"share of events to be handled within latency_p99"`
-	BurnFast          float64        `key:"burn_fast" default:"14.4" unit:"ratio" doc:"burn rate over burn_fast_long and burn_fast_short (2 % of a 30-day budget in an hour)"`
-	BurnFastLong      model.Duration `key:"burn_fast_long" default:"1h" doc:"long window of the fast burn"`
-	BurnFastShort     model.Duration `key:"burn_fast_short" default:"5m" doc:"short window of the fast burn"`
-	BurnSlow          float64        `key:"burn_slow" default:"6" unit:"ratio" doc:"burn rate over burn_slow_long and burn_slow_short (5 % of a 30-day budget in six hours)"`
-	BurnSlowLong      model.Duration `key:"burn_slow_long" default:"6h" doc:"long window of the slow burn"`
-	BurnSlowShort     model.Duration `key:"burn_slow_short" default:"30m" doc:"short window of the slow burn"`
-	CommitLagFactor   float64        `key:"commit_lag_factor" default:"2" unit:"ratio" doc:"offset-commit lag over the hour before that counts as widening"`
-	CommitLagWarning  float64        `key:"commit_lag_warning" default:"1" unit:"seconds" doc:"offset-commit lag below which widening does not matter"`
-	CommitLagCritical float64        `key:"commit_lag_critical" default:"30" unit:"seconds" doc:"offset-commit lag that is a fault by itself"`
-	LagMin            float64        `key:"lag_min" default:"1000" unit:"records" doc:"consumer lag below which growth does not matter"`
-	LagGrowthWindow   model.Duration `key:"lag_growth_window" default:"30m" doc:"how long the lag must have grown, in three steps"`
-	LagGrowthFactor   float64        `key:"lag_growth_factor" default:"1.05" unit:"ratio" doc:"growth over lag_growth_window that is more than noise"`
-	LagRestartFrom    model.Duration `key:"lag_restart_from" default:"20m" doc:"time after a consumer's start from which its lag must be recovering"`
-	LagRestartUntil   model.Duration `key:"lag_restart_until" default:"2h" doc:"time after a consumer's start until which its lag is held against the start"`
-	LagRestartFactor  float64        `key:"lag_restart_factor" default:"3" unit:"ratio" doc:"lag over its level before the start that is far above it"`
-	LagRestartShrink  float64        `key:"lag_restart_shrink" default:"0.95" unit:"ratio" doc:"lag over its level ten minutes before above which it is not shrinking"`
-	OutboxPendingAge  float64        `key:"outbox_pending_age" default:"600" unit:"seconds" doc:"age of the oldest undelivered outbox intent"`
-	RetryRatio        float64        `key:"retry_ratio" default:"0.05" unit:"ratio" doc:"retries over handled events"`
-	RetryMin          float64        `key:"retry_min" default:"5" unit:"retries" doc:"retries in event_window below which nothing is said"`
-	EventWindow       model.Duration `key:"event_window" default:"15m" doc:"window in which retries, lost and dead-lettered events and processed events are counted"`
-	LostWindow        model.Duration `key:"lost_window" default:"1h" doc:"how long a lost or dead-lettered event is reported"`
-	ExporterDownFor   model.Duration `key:"exporter_down_for" default:"10m" doc:"how long an exporter, a target or a collector must be failing"`
-	StaleIntervals    float64        `key:"stale_intervals" default:"3" unit:"intervals" doc:"poll intervals without a success after which a collector is stale"`
-	ExporterMemory    model.Duration `key:"exporter_memory" default:"7d" doc:"how long a target that served the exporter is remembered"`
-	DivergenceFor     model.Duration `key:"divergence_for" default:"5m" doc:"how long markers and effects must diverge"`
-	ConsumerAbsentFor model.Duration `key:"consumer_absent_for" default:"30m" doc:"how long a group with markers may show no consumer metrics"`
+	LatencyP99           float64        `key:"latency_p99" default:"0.2" unit:"seconds" doc:"handling time objective; a bucket bound of event_handle_duration_seconds"`
+	LatencyWindow        model.Duration `key:"latency_window" default:"5m" doc:"window over which the p99 is taken"`
+	LatencyMinEvents     float64        `key:"latency_min_events" default:"100" unit:"events" doc:"events in a window needed to judge latency"`
+	LatencyFor           model.Duration `key:"latency_for" default:"10m" doc:"how long the p99 must be above its objective"`
+	LatencyObjective     float64        `key:"latency_objective" default:"0.99" unit:"ratio" doc:"share of events to be handled within latency_p99"`
+	BurnFast             float64        `key:"burn_fast" default:"14.4" unit:"ratio" doc:"burn rate over burn_fast_long and burn_fast_short (2 % of a 30-day budget in an hour)"`
+	BurnFastLong         model.Duration `key:"burn_fast_long" default:"1h" doc:"long window of the fast burn"`
+	BurnFastShort        model.Duration `key:"burn_fast_short" default:"5m" doc:"short window of the fast burn"`
+	BurnSlow             float64        `key:"burn_slow" default:"6" unit:"ratio" doc:"burn rate over burn_slow_long and burn_slow_short (5 % of a 30-day budget in six hours)"`
+	BurnSlowLong         model.Duration `key:"burn_slow_long" default:"6h" doc:"long window of the slow burn"`
+	BurnSlowShort        model.Duration `key:"burn_slow_short" default:"30m" doc:"short window of the slow burn"`
+	BurnFor              model.Duration `key:"burn_for" default:"2m" doc:"how long the error budget must burn"`
+	CommitLagFactor      float64        `key:"commit_lag_factor" default:"2" unit:"ratio" doc:"offset-commit lag over the hour before that counts as widening"`
+	CommitLagWindow      model.Duration `key:"commit_lag_window" default:"15m" doc:"window over which the offset-commit lag is averaged"`
+	CommitLagBaseline    model.Duration `key:"commit_lag_baseline" default:"1h" doc:"time before that window that it is compared with"`
+	CommitLagWideningFor model.Duration `key:"commit_lag_widening_for" default:"10m" doc:"how long the offset-commit lag must widen"`
+	CommitLagWarning     float64        `key:"commit_lag_warning" default:"1" unit:"seconds" doc:"offset-commit lag below which widening does not matter"`
+	CommitLagCritical    float64        `key:"commit_lag_critical" default:"30" unit:"seconds" doc:"offset-commit lag that is a fault by itself"`
+	CommitLagFor         model.Duration `key:"commit_lag_for" default:"2m" doc:"how long the offset-commit lag must be critical"`
+	LagMin               float64        `key:"lag_min" default:"1000" unit:"records" doc:"consumer lag below which growth does not matter"`
+	LagGrowthWindow      model.Duration `key:"lag_growth_window" default:"30m" doc:"how long the lag must have grown, in three steps"`
+	LagGrowthFactor      float64        `key:"lag_growth_factor" default:"1.05" unit:"ratio" doc:"growth over lag_growth_window that is more than noise"`
+	LagFor               model.Duration `key:"lag_for" default:"5m" doc:"how long the lag must grow, or not recover"`
+	LagKeepFiring        model.Duration `key:"lag_keep_firing" default:"10m" doc:"how long growing lag is reported after it stopped growing"`
+	LagRestartFrom       model.Duration `key:"lag_restart_from" default:"20m" doc:"time after a consumer's start from which its lag must be recovering"`
+	LagRestartUntil      model.Duration `key:"lag_restart_until" default:"2h" doc:"time after a consumer's start until which its lag is held against the start"`
+	LagRestartFactor     float64        `key:"lag_restart_factor" default:"3" unit:"ratio" doc:"lag over its level before the start that is far above it"`
+	LagRestartShrink     float64        `key:"lag_restart_shrink" default:"0.95" unit:"ratio" doc:"lag over its level ten minutes before above which it is not shrinking"`
+	LagShrinkWindow      model.Duration `key:"lag_shrink_window" default:"10m" doc:"two such windows in a row tell whether the lag shrinks"`
+	LagRestartBaseline   model.Duration `key:"lag_restart_baseline" default:"1h" doc:"time before the start over which the lag is averaged"`
+	OutboxPendingAge     float64        `key:"outbox_pending_age" default:"600" unit:"seconds" doc:"age of the oldest undelivered outbox intent"`
+	OutboxFor            model.Duration `key:"outbox_for" default:"1m" doc:"how long an intent must be that old"`
+	RetryRatio           float64        `key:"retry_ratio" default:"0.05" unit:"ratio" doc:"retries over handled events"`
+	RetryMin             float64        `key:"retry_min" default:"5" unit:"retries" doc:"retries in event_window below which nothing is said"`
+	RetryFor             model.Duration `key:"retry_for" default:"10m" doc:"how long retries must be that many"`
+	EventWindow          model.Duration `key:"event_window" default:"15m" doc:"window in which retries, lost and dead-lettered events and processed events are counted"`
+	TableEmptyFor        model.Duration `key:"table_empty_for" default:"10m" doc:"how long events must be processed without a marker"`
+	LostWindow           model.Duration `key:"lost_window" default:"1h" doc:"how long a lost or dead-lettered event is reported"`
+	CounterMemory        model.Duration `key:"counter_memory" default:"1d" doc:"how far before lost_window the last value of a counter is looked for: longer than any gap in its scrapes"`
+	ExpiredMemory        model.Duration `key:"expired_memory" default:"1h" doc:"the same for records that expired unread, which the exporter reports at every poll"`
+	ExporterDownFor      model.Duration `key:"exporter_down_for" default:"10m" doc:"how long an exporter, a target or a collector must be failing"`
+	StaleIntervals       float64        `key:"stale_intervals" default:"3" unit:"intervals" doc:"poll intervals without a success after which a collector is stale"`
+	StaleFor             model.Duration `key:"stale_for" default:"5m" doc:"how long a collector must be stale"`
+	FailingWindow        model.Duration `key:"failing_window" default:"5m" doc:"one success within it ends a failure"`
+	ExporterRecent       model.Duration `key:"exporter_recent" default:"1d" doc:"how long an exporter that is gone is reported as down"`
+	ExporterMemory       model.Duration `key:"exporter_memory" default:"7d" doc:"how long a target that served the exporter is remembered"`
+	DivergenceFor        model.Duration `key:"divergence_for" default:"5m" doc:"how long markers and effects must diverge"`
+	ConsumerAbsentFor    model.Duration `key:"consumer_absent_for" default:"30m" doc:"how long a group with markers may show no consumer metrics"`
 }
 
 // A Value describes one threshold for a person: what `oncewatch rules --set`
@@ -224,6 +247,7 @@ func (t Thresholds) validate() error {
 	}
 	need(t.RetentionSlack > t.Bridge, "retention_slack=%s: must be above bridge (%s), or a bridged scrape looks like a deletion", t.RetentionSlack, t.Bridge)
 	need(t.RetentionRatioCritical <= t.RetentionRatioWarning, "retention_ratio_critical=%v: above retention_ratio_warning (%v)", t.RetentionRatioCritical, t.RetentionRatioWarning)
+	need(t.ExporterRecent > t.ExporterDownFor, "exporter_recent=%s: must be above exporter_down_for (%s), or an exporter that is gone is forgotten before it is reported", t.ExporterRecent, t.ExporterDownFor)
 	need(t.MassDeletedShare < 1, "mass_deleted_share=%v: must be below 1", t.MassDeletedShare)
 	need(t.DuplicateRatioMin < t.DuplicateRatioMax, "duplicate_ratio_min=%v: must be below duplicate_ratio_max (%v)", t.DuplicateRatioMin, t.DuplicateRatioMax)
 	need(t.LatencyObjective < 1, "latency_objective=%v: must be below 1", t.LatencyObjective)
