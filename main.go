@@ -37,7 +37,7 @@ const (
 type cli struct {
 	ConfigFile config.FileFlag  `name:"config.file" placeholder:"FILE" help:"YAML file with a key for every flag, nested or dotted; flags and environment win over it."`
 	Log        config.Log       `embed:"" prefix:"log."`
-	Version    kong.VersionFlag `help:"Print the version and exit."`
+	Version    kong.VersionFlag `help:"Print the version and exit." env:"-"`
 
 	Serve      serveCmd      `cmd:"" default:"withargs" help:"Run the exporter (the default command)."`
 	Check      checkCmd      `cmd:"" help:"Audit the checklist once against the live database and broker."`
@@ -202,7 +202,7 @@ type thresholds struct {
 type rulesCmd struct {
 	thresholds
 	Format string `default:"prometheus" enum:"prometheus,operator" help:"A rule file or a PrometheusRule object: ${enum}."`
-	List   bool   `help:"List the thresholds with their defaults instead."`
+	List   bool   `help:"List the thresholds with their defaults instead." env:"-"`
 }
 
 func (c *rulesCmd) Run(env *environment) error {
@@ -221,8 +221,12 @@ type dashboardsCmd struct {
 	OutputDir string `default:"." type:"path" help:"Folder to write into; it is made if needed."`
 }
 
-func (c *dashboardsCmd) Run(*environment) error {
-	return dashboards.Write(c.OutputDir, dashboards.Options{Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase})
+func (c *dashboardsCmd) Run(env *environment) error {
+	if err := dashboards.Write(c.OutputDir, dashboards.Options{Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase}); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(env.stdout, "The dashboards are in", c.OutputDir)
+	return err
 }
 
 type demoCmd struct {

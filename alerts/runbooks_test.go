@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"oncewatch/deploy/kafkaserver"
 	"oncewatch/deploy/testenv"
 )
 
@@ -97,6 +98,8 @@ func TestRunbookCommands(t *testing.T) {
 case "`+name+`" in kafka-configs.sh) echo "retention.ms=604800000";; curl) echo "oncewatch_build_info 1
 oncewatch_errors_total 1
 oncewatch_collector_success 1
+processed_events_unprotected_records 1
+processed_events_divergent_rows 1
 outbox_pending 1
 marker_prune_deleted_total 1
 events_handled_total 1
@@ -134,7 +137,36 @@ var options = map[string][]string{
 	"kafka-get-offsets.sh":         {"--bootstrap-server", "--topic", "--time"},
 	"kafka-acls.sh":                {"--bootstrap-server", "--list", "--add", "--group", "--topic", "--operation", "--allow-principal"},
 	"kafka-broker-api-versions.sh": {"--bootstrap-server"},
-	"oncewatch":                    {"--kafka.brokers"},
+	"oncewatch":                    {"--config.file"},
 	"reference-consumer":           {"--kafka.brokers", "--group", "--retention", "--once", "--batch-size"},
 	"curl":                         {},
+}
+
+// kafkaTools are the classes that Kafka's scripts run.
+var kafkaTools = map[string]string{
+	"kafka-consumer-groups.sh":     "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+	"kafka-configs.sh":             "kafka.admin.ConfigCommand",
+	"kafka-console-consumer.sh":    "org.apache.kafka.tools.consumer.ConsoleConsumer",
+	"kafka-get-offsets.sh":         "org.apache.kafka.tools.GetOffsetShell",
+	"kafka-acls.sh":                "org.apache.kafka.tools.AclCommand",
+	"kafka-broker-api-versions.sh": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+}
+
+// Kafka's own tools know every option that the pages use.
+func TestKafkaOptions(t *testing.T) {
+	t.Parallel()
+	for name, class := range kafkaTools {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		tool, err := kafkaserver.Tool(ctx, class)
+		if err != nil {
+			testenv.Missing(t, "Kafka's command line tools", err)
+		}
+		help, _ := exec.CommandContext(ctx, tool[0], append(tool[1:], "--help")...).CombinedOutput() // some end with 1
+		for _, option := range options[name] {
+			if !strings.Contains(string(help), option) {
+				t.Errorf("%s has no option %s:\n%.600s", name, option, help)
+			}
+		}
+	}
 }

@@ -3,6 +3,7 @@ package collectors
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -41,7 +42,7 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	if err != nil {
 		return err
 	}
-	page, err := web.Page(e.view)
+	page, err := web.Page(func() web.View { return e.view(strings.TrimPrefix(w.TelemetryPath, "/")) })
 	if err != nil {
 		return err
 	}
@@ -78,10 +79,10 @@ func (e *Exporter) Registry() (*prometheus.Registry, error) {
 	return reg, nil
 }
 
-func (e *Exporter) view() web.View {
+func (e *Exporter) view(metrics string) web.View {
 	f := e.Facts()
 	return web.View{
-		Now: f.Now, Refresh: e.config.Poll.Interval, Version: version.Version,
+		Now: f.Now, Refresh: e.config.Poll.Interval, Version: version.Version, Metrics: metrics,
 		Sources: f.Sources, Lines: checklist.Evaluate(f), Notes: checklist.LeftOut(f),
 	}
 }

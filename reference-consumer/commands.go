@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.opentelemetry.io/otel"
@@ -27,11 +28,12 @@ import (
 // CLI of the program.
 type CLI struct {
 	Shared
-	Run         runCmd        `cmd:"" help:"Consume, until SIGTERM or SIGINT."`
-	Produce     produceCmd    `cmd:"" help:"Publish sample payments."`
-	Prune       pruneCmd      `cmd:"" help:"Delete markers past their retention."`
-	Migrate     migrateCmd    `cmd:"" help:"Create or upgrade the tables."`
-	Deadletters deadletterCmd `cmd:"" help:"Inspect what could not be applied, and send it again."`
+	Version     kong.VersionFlag `help:"Print the version and exit." env:"-"`
+	Run         runCmd           `cmd:"" help:"Consume, until SIGTERM or SIGINT."`
+	Produce     produceCmd       `cmd:"" help:"Publish sample payments."`
+	Prune       pruneCmd         `cmd:"" help:"Delete markers past their retention."`
+	Migrate     migrateCmd       `cmd:"" help:"Create or upgrade the tables."`
+	Deadletters deadletterCmd    `cmd:"" help:"Inspect what could not be applied, and send it again."`
 }
 
 type runCmd struct {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+	"github.com/prometheus/common/version"
 
 	"oncewatch/reference-consumer/prune"
 	"oncewatch/reference-consumer/stream"
@@ -39,6 +40,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		kong.Name("reference-consumer"),
 		kong.Description("Applies events from Kafka exactly once to PostgreSQL. Every flag can be given as REFERENCE_CONSUMER_… in the environment."),
 		kong.DefaultEnvars("REFERENCE_CONSUMER"),
+		kong.Vars{"version": version.Print("reference-consumer")},
 		kong.NamedMapper("days", daysMapper{}),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(code int) { exited = code }),
@@ -51,7 +53,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	kctx, err := parser.Parse(args)
-	if exited >= 0 { // --help
+	if exited >= 0 { // --help, --version
 		return exited
 	}
 	if err != nil {

@@ -175,6 +175,7 @@ func TestFaults(t *testing.T) {
 		"records expired":      {func(w *world) { w.partition.Expired = known(int64(5)) }, "records-lost", checklist.Violated, "5 records"},
 		"topic made anew":      {func(w *world) { w.partition.OutOfRange = known(true) }, "records-lost", checklist.Violated, "made anew"},
 		"sequence gap":         {func(w *world) { w.consumed.Lost = 2 }, "records-lost", checklist.Violated, "2 records"},
+		"poison":               {func(w *world) { w.consumed.DeadLettered = 12 }, "dead-letters", checklist.Warning, "deadletters list"},
 		"far behind":           {func(w *world) { w.partition.Waiting = known(now.Add(-6 * day)) }, "lag", checklist.Violated, "deleted unread"},
 		"split transactions":   {func(w *world) { w.Stores[0].Divergence.Rows[0].Rows = 3 }, "effect-divergence", checklist.Violated, "different transactions"},
 		"no effect table":      {func(w *world) { w.Stores[0].Effect = "" }, "effect-divergence", checklist.Unknown, "--postgres.effect.table"},

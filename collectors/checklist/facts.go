@@ -61,7 +61,7 @@ func Evaluate(f Facts) []Line {
 		for _, one := range f.subjects(s) {
 			for _, judge := range []func(subject) Line{
 				duplicates, rows, ratio, latency, commits, logFields,
-				exposed, margin, divergence, commitOrder, lost, lag,
+				exposed, margin, divergence, commitOrder, lost, deadLetters, lag,
 			} {
 				line := judge(one)
 				if line.Rule == "" {

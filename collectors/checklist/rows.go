@@ -18,7 +18,7 @@ func rows(s subject) Line {
 		return l
 	}
 	l.Value = Things(m.Rows, "marker")
-	l.Evidence = append(l.Evidence, fmt.Sprintf("table %s: %s markers appeared and %s vanished since the exporter started", db.Table, Number(m.Inserted), Number(m.Pruned)))
+	l.Evidence = append(l.Evidence, fmt.Sprintf("table %s: %s markers appeared and %s vanished since oncewatch began to look", db.Table, Number(m.Inserted), Number(m.Pruned)))
 	limit, keep := db.RowLimit(), db.ConfiguredRetention(m.Group)
 	perDay := db.PerDay(m, s.facts.Now)
 	if perDay > 0 {

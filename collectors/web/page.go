@@ -22,6 +22,8 @@ type View struct {
 	Now     time.Time
 	Refresh time.Duration
 	Version string
+	// Metrics is the path under which they are served, without the first slash.
+	Metrics string
 	Sources []poll.Status
 	Lines   []checklist.Line
 	// Notes are said below the lines: what was left out, and why.

@@ -3,6 +3,7 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,9 @@ type Config struct {
 	TelemetryPath string   `name:"telemetry-path" default:"/metrics" help:"Path under which to expose metrics."`
 }
 
+// metricsPath is the default of web.telemetry-path.
+const metricsPath = "/metrics"
+
 // Handler serves the registry's metrics and the page.
 func Handler(c Config, reg *prometheus.Registry, page http.Handler, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
@@ -39,7 +43,7 @@ func Handler(c Config, reg *prometheus.Registry, page http.Handler, log *slog.Lo
 		EnableOpenMetrics: true,
 	})
 	// TimeoutHandler buffers: a scraper that reads slowly holds no place.
-	mux.Handle("GET "+c.TelemetryPath, http.TimeoutHandler(limit(scrapesAtOnce, metrics), 10*time.Second, "too many scrapes at once"))
+	mux.Handle("GET "+cmp.Or(c.TelemetryPath, metricsPath), http.TimeoutHandler(limit(scrapesAtOnce, metrics), 10*time.Second, "too many scrapes at once"))
 	if page != nil {
 		mux.Handle("GET /{$}", page)
 	}
@@ -90,7 +94,7 @@ type Server struct {
 // Listen opens the listeners, so that an address in use is known before
 // anything else is started. It also reads the web configuration file once.
 func Listen(ctx context.Context, c Config, log *slog.Logger) (*Server, error) {
-	if p := c.TelemetryPath; p == "/" || !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "/-/") || path.Clean(p) != p || strings.ContainsAny(p, "{} ") {
+	if p := cmp.Or(c.TelemetryPath, metricsPath); p == "/" || !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "/-/") || path.Clean(p) != p || strings.ContainsAny(p, "{} ") {
 		return nil, fmt.Errorf("--web.telemetry-path=%s: want a path of its own, such as /metrics; / is the page and /-/ the probes", p)
 	}
 	if err := toolkit.Validate(c.ConfigFile); err != nil {

@@ -99,6 +99,11 @@ func Run(ctx context.Context, o Options, out io.Writer, log *slog.Logger) (err e
 	}
 	say("Exporter            %s  (metrics: %s/metrics)", s.ExporterURL(), s.ExporterURL())
 	say("Reference consumer  %s/metrics", s.ConsumerURL(0))
+	for asked, got := range map[string]string{o.Listen: s.ExporterURL(), o.Consumer: s.ConsumerURL(0)} {
+		if !strings.HasSuffix(asked, ":0") && !strings.HasSuffix(got, asked) {
+			say("%s is in use: another port was taken.", asked)
+		}
+	}
 	say("PostgreSQL          %s", s.Consumer.DSN)
 	say("Kafka               %s", strings.Join(broker.Brokers(), ","))
 	say("First full page after %.1f s. Open %s to see the checklist; Ctrl-C ends it all.", time.Since(began).Seconds(), s.ExporterURL())

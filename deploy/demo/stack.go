@@ -99,7 +99,7 @@ func New(pg *pgserver.Server, broker Broker, database string, log *slog.Logger) 
 		Consumer: payments.Config{
 			DSN: dsn, Topic: Topic, Group: Group, MarkerRetention: markerRetention, Log: log,
 			// A share of the events is handed over twice, as after a rebalance.
-			Stream: stream.Config{Redeliver: 0.002},
+			Stream: stream.Config{Redeliver: 0.001},
 		},
 		// A producer outlives a topic that is gone for a moment.
 		Producer: produce.Config{Client: append([]kgo.Opt{kgo.UnknownTopicRetries(-1)}, client...), Topic: Topic, Rate: 50, Accounts: accountCount, Log: log},

@@ -19,7 +19,8 @@ var (
 	ErrNoMaven = errors.New("no Maven to resolve Apache Kafka with: install it (Debian: apt-get install maven), or put mvn on PATH")
 )
 
-// pom names the broker and a logging backend (slf4j 1.7, as Kafka uses).
+// pom names the broker, its command line tools and a logging backend (slf4j
+// 1.7, as Kafka uses).
 const pom = `<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>oncewatch</groupId>
@@ -27,6 +28,7 @@ const pom = `<project xmlns="http://maven.apache.org/POM/4.0.0">
   <version>1</version>
   <dependencies>
     <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + Version + `</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>` + Version + `</version></dependency>
     <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>2.25.4</version></dependency>
   </dependencies>
 </project>
@@ -52,7 +54,7 @@ func resolve(ctx context.Context) (string, error) {
 	if err != nil {
 		base = os.TempDir()
 	}
-	cache := filepath.Join(base, "oncewatch", "kafka-"+Version)
+	cache := filepath.Join(base, "oncewatch", "kafka-and-tools-"+Version)
 	note := filepath.Join(cache, "classpath")
 	if text, err := os.ReadFile(note); err == nil && allThere(string(text)) {
 		return string(text), nil
@@ -94,6 +96,21 @@ func resolve(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("note Kafka's class path: %w", err)
 	}
 	return classpath, nil
+}
+
+// Tool is a command line tool of Kafka's by its class, such as
+// org.apache.kafka.tools.AclCommand for kafka-acls.sh: a command and its first
+// arguments.
+func Tool(ctx context.Context, class string) ([]string, error) {
+	java, err := findJava()
+	if err != nil {
+		return nil, err
+	}
+	classpath, err := resolve(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return []string{java, "-cp", classpath, class}, nil
 }
 
 func allThere(classpath string) bool {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The access rules of oncewatch's user in Apache Kafka 3.0 or later, and no more.
 #
-#   kafka-acls.sh --bootstrap-server HOST:PORT --command-config admin.properties …
+#   grant-kafka.sh --bootstrap-server HOST:PORT --command-config admin.properties …
 #
 # Nothing is needed on the cluster. For single topics and groups write
 # --topic NAME and --group NAME without --resource-pattern-type: what has no rule

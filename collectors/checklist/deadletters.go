@@ -1,0 +1,21 @@
+package checklist
+
+// deadLetters: an event that could not be applied has been put aside, and
+// waits for somebody to mend its cause and send it again.
+func deadLetters(s subject) Line {
+	l := Line{Rule: "dead-letters", Title: "Has any event been put aside unapplied?", Threshold: "none"}
+	if s.consumed == nil {
+		return s.untold(l, "only the consumer counts what it put into the dead letters")
+	}
+	n := int64(s.consumed.DeadLettered)
+	l.Value = Things(n, "event")
+	l.Evidence = append(l.Evidence, "events_dead_lettered_total, "+s.span())
+	if n > 0 {
+		l.Verdict = Warning
+		l.Meaning = "Their effects are not there. The partition went on without them."
+		l.Remedy = "reference-consumer deadletters list tells each one's reason; mend that, then requeue them."
+		return l
+	}
+	l.Verdict, l.Meaning = OK, "Every event could be applied."
+	return l
+}
