@@ -31,11 +31,14 @@ func excerpt(results []*result, took time.Duration) string {
 	line(begin)
 	summary(line, results)
 	line("")
-	line("| fault | alert | after | the runbook's rules, literally | lag exporter + `count(*)` |")
+	line("| fault | alert | after, on the rules' clock | the runbook's rules, literally | lag exporter + `count(*)` |")
 	line("|---|---|---|---|---|")
 	for _, r := range results {
 		if !r.healthy() {
 			alert, after := r.verdict()
+			if r.seenInTime() {
+				after = ruleMinutes(r.took)
+			}
 			line("| `%s` | %s | %s | %s | %s |", r.name, alert, after, other(r, "runbook"), other(r, "glued"))
 		}
 	}
@@ -234,8 +237,10 @@ func reason(r *result) string {
 
 // span is a time, and what it is on the rules' clock.
 func span(d time.Duration) string {
-	return fmt.Sprintf("%.0f s (%.0f min)", d.Seconds(), d.Minutes()*float64(*speed))
+	return fmt.Sprintf("%.0f s (%s)", d.Seconds(), ruleMinutes(d))
 }
+
+func ruleMinutes(d time.Duration) string { return fmt.Sprintf("%.0f min", d.Minutes()*float64(*speed)) }
 
 func list(names []string) string {
 	if len(names) == 0 {
