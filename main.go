@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -150,7 +151,11 @@ func (c *checkCmd) Run(ctx context.Context, env *environment) error {
 		return err
 	}
 	if c.DryRun {
-		_, err := fmt.Fprintln(env.stdout, "The configuration is usable; nothing was connected to.")
+		targets, err := c.Targets()
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(env.stdout, "The configuration is usable; nothing was connected to. It would be asked:\n  %s\n", strings.Join(targets, "\n  "))
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)

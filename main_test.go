@@ -351,8 +351,15 @@ func TestCheck(t *testing.T) {
 		t.Errorf("day partitions: exit %d, want 1:\n%s", code, out)
 	}
 	var stdout bytes.Buffer
-	if code := run(context.Background(), []string{"check", "--dry-run", "--kafka.brokers=nowhere:1"}, &stdout, io.Discard); code != 0 {
-		t.Errorf("dry run: exit %d", code)
+	if code := run(context.Background(), []string{"check", "--dry-run", "--kafka.brokers=nowhere:1", "--postgres.dsn=postgres://u:hunter2@db/orders", "--consumer.metrics-url=http://u:hunter2@h/metrics"}, &stdout, io.Discard); code != 0 ||
+		!strings.Contains(stdout.String(), "Kafka at nowhere:1") || !strings.Contains(stdout.String(), "database orders at db") || strings.Contains(stdout.String(), "hunter2") {
+		t.Errorf("dry run: exit %d: %s", code, stdout.String())
+	}
+	// A variable that many environments set is no flag.
+	t.Setenv("ONCEWATCH_VERSION", "1.2.3")
+	stdout.Reset()
+	if code := run(context.Background(), []string{"check", "--dry-run"}, &stdout, io.Discard); code != 0 || !strings.Contains(stdout.String(), "The configuration is usable") {
+		t.Errorf("with ONCEWATCH_VERSION: exit %d: %s", code, stdout.String())
 	}
 }
 

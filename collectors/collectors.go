@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"oncewatch/alerts"
@@ -59,6 +60,22 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Targets are the sources that would be asked, without a secret.
+func (c Config) Targets() ([]string, error) {
+	targets := []string{"Kafka at " + strings.Join(c.Kafka.Brokers, ",")}
+	for _, s := range c.stores() {
+		target, err := s.Target()
+		if err != nil {
+			return nil, err
+		}
+		targets = append(targets, target)
+	}
+	if n := len(c.Consumer.MetricsURL); n > 0 { // an address may hold a password
+		targets = append(targets, fmt.Sprintf("the metrics of %d consumers", n))
+	}
+	return targets, nil
 }
 
 // Exporter is the sources and their pollers.

@@ -176,6 +176,20 @@ func parseDSN(dsn string) (*pgxpool.Config, error) {
 	return pc, nil
 }
 
+// Target says where the markers are read from, without a secret.
+func (c Config) Target() (string, error) {
+	c, err := c.withPreset()
+	if err != nil {
+		return "", err
+	}
+	pc, err := parseDSN(c.DSN)
+	if err != nil {
+		return "", err
+	}
+	cc := pc.ConnConfig
+	return fmt.Sprintf("table %s of database %s at %s, port %d, as %s", cmp.Or(c.Table, "processed_events"), cmp.Or(cc.Database, cc.User), cc.Host, cc.Port, cc.User), nil
+}
+
 // dsnFault tells what is wrong with a connection string without a word of it.
 func dsnFault(err error) string {
 	var u *url.Error
