@@ -150,6 +150,9 @@ func (c *checkCmd) Run(ctx context.Context, env *environment) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
+	if c.Timeout <= 0 {
+		return fmt.Errorf("--timeout: %s is no time: want for example 2m", c.Timeout)
+	}
 	if c.DryRun {
 		targets, err := c.Targets()
 		if err != nil {
@@ -175,6 +178,8 @@ func (c *checkCmd) Run(ctx context.Context, env *environment) error {
 	switch {
 	case err != nil:
 		return err
+	case ctx.Err() != nil:
+		return &exitError{code: exitUnusable, err: fmt.Errorf("the audit is not complete: %w", context.Cause(ctx))}
 	case !report.Whole():
 		return &exitError{code: exitUnusable}
 	case limit.UnmarshalText([]byte(c.FailOn)) == nil && report.Fails(limit):

@@ -337,7 +337,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("unknown lines fail nothing: exit %d", code)
 	}
 
-	if code, out, _ := check("--kafka.topic=paymets"); code != 2 || !strings.Contains(out, "--kafka.topic=paymets matches no topic") {
+	if code, out, _ := check("--kafka.topic=paymets"); code != 2 || !strings.Contains(out, "--kafka.topic=paymets lets no topic in") {
 		t.Errorf("a topic that is not there: exit %d, want 2:\n%s", code, out)
 	}
 

@@ -1,8 +1,10 @@
 package alerts
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"reflect"
@@ -201,8 +203,13 @@ func (t *Thresholds) load(file string) error {
 		return fmt.Errorf("read values: %w", err)
 	}
 	var doc yaml.Node
-	if err := yaml.Unmarshal(text, &doc); err != nil {
+	documents := yaml.NewDecoder(bytes.NewReader(text))
+	if err := documents.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read values %s: %w", file, err)
+	}
+	var second yaml.Node
+	if err := documents.Decode(&second); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s:%d: a second document begins here, and would not be read", file, second.Line)
 	}
 	if len(doc.Content) == 0 { // an empty file changes nothing
 		return nil
@@ -247,13 +254,17 @@ func (t Thresholds) validate() error {
 	}
 	need(t.RetentionSlack > t.Bridge, "retention_slack=%s: must be above bridge (%s), or a bridged scrape looks like a deletion", t.RetentionSlack, t.Bridge)
 	need(t.RetentionRatioCritical <= t.RetentionRatioWarning, "retention_ratio_critical=%v: above retention_ratio_warning (%v)", t.RetentionRatioCritical, t.RetentionRatioWarning)
+	need(t.Bridge >= 2*t.ScrapeInterval, "bridge=%s: below two times scrape_interval (%s) it bridges nothing, and one failed scrape starts every alert anew", t.Bridge, t.ScrapeInterval)
+	need(t.LagRestartUntil-t.LagRestartFrom > t.LagFor, "lag_restart_until=%s: must be above lag_restart_from (%s) by more than lag_for (%s)", t.LagRestartUntil, t.LagRestartFrom, t.LagFor)
+	need(t.DuplicateRatioMax < 1, "duplicate_ratio_max=%v: must be below 1", t.DuplicateRatioMax)
+	need(t.GrowthShare < 1, "growth_share=%v: must be below 1", t.GrowthShare)
+	need(t.ExporterMemory > t.ExporterDownFor, "exporter_memory=%s: must be above exporter_down_for (%s), or a target that is down is forgotten before it is reported", t.ExporterMemory, t.ExporterDownFor)
 	need(t.ExporterRecent > t.ExporterDownFor, "exporter_recent=%s: must be above exporter_down_for (%s), or an exporter that is gone is forgotten before it is reported", t.ExporterRecent, t.ExporterDownFor)
 	need(t.MassDeletedShare < 1, "mass_deleted_share=%v: must be below 1", t.MassDeletedShare)
 	need(t.DuplicateRatioMin < t.DuplicateRatioMax, "duplicate_ratio_min=%v: must be below duplicate_ratio_max (%v)", t.DuplicateRatioMin, t.DuplicateRatioMax)
 	need(t.LatencyObjective < 1, "latency_objective=%v: must be below 1", t.LatencyObjective)
 	need(t.BurnFast*(1-t.LatencyObjective) < 1, "burn_fast=%v: with latency_objective=%v no share of slow events reaches it", t.BurnFast, t.LatencyObjective)
 	need(t.BurnSlow*(1-t.LatencyObjective) < 1, "burn_slow=%v: with latency_objective=%v no share of slow events reaches it", t.BurnSlow, t.LatencyObjective)
-	need(t.LagRestartFrom < t.LagRestartUntil, "lag_restart_from=%s: must be below lag_restart_until (%s)", t.LagRestartFrom, t.LagRestartUntil)
 	need(time.Duration(t.RetentionWindow) > 2*time.Duration(t.PruneCycle), "retention_window=%s: must be above two prune cycles (prune_cycle=%s)", t.RetentionWindow, t.PruneCycle)
 	sort.Slice(errs, func(i, j int) bool { return errs[i].Error() < errs[j].Error() })
 	return errors.Join(errs...)

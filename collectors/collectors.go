@@ -62,10 +62,17 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Targets are the sources that would be asked, without a secret.
+// Targets are the sources that would be asked, without a secret. Two stores
+// that are named alike are an error here; the exporter refuses the second one
+// only, and the others go on.
 func (c Config) Targets() ([]string, error) {
 	targets := []string{"Kafka at " + strings.Join(c.Kafka.Brokers, ",")}
-	for _, s := range c.stores() {
+	named := map[string]int{}
+	for i, s := range c.stores() {
+		if other, ok := named[s.Database]; ok && s.Database != "" {
+			return nil, fmt.Errorf("stores %d and %d: both are named database: %s; the label must tell them apart", other+1, i+1, s.Database)
+		}
+		named[s.Database] = i
 		target, err := s.Target()
 		if err != nil {
 			return nil, err
@@ -202,7 +209,8 @@ func (e *Exporter) Once(ctx context.Context) {
 // Facts is what is known now, for the checklist.
 func (e *Exporter) Facts() checklist.Facts {
 	f := checklist.Facts{Now: e.now(), ConsumersNamed: e.consumed != nil, Thresholds: alerts.Defaults(),
-		GroupFilter: e.config.Kafka.Group, TopicFilter: e.config.Kafka.Topic}
+		GroupFilter: checklist.Filter{Include: e.config.Kafka.Group, Exclude: e.config.Kafka.GroupExclude},
+		TopicFilter: checklist.Filter{Include: e.config.Kafka.Topic, Exclude: e.config.Kafka.TopicExclude}}
 	f.Topics, _ = latest[*kafka.Topics](e.topics)
 	f.Groups, _ = latest[*kafka.Groups](e.groups)
 	f.Retention, _ = latest[*retention.Snapshot](e.compared)

@@ -159,6 +159,15 @@ func TestClashingStores(t *testing.T) {
 	}
 }
 
+// What the configuration alone tells, a dry run says.
+func TestStoresOfOneName(t *testing.T) {
+	c := defaults(t)
+	c.Stores = stores(t, `stores: [{database: x, dsn: host=a}, {dsn: host=b}, {dsn: host=c}, {database: x, dsn: host=d}]`)
+	if _, err := c.Targets(); err == nil || !strings.Contains(err.Error(), "stores 1 and 4: both are named database: x") {
+		t.Errorf("error: %v", err)
+	}
+}
+
 func TestStoresFileErrorsNameTheStore(t *testing.T) {
 	f, err := config.Parse("oncewatch.yml", []byte("stores:\n  - dsn: host=x\n  - {dsn: host=x, tabel: y}\n"), "stores")
 	if err != nil {

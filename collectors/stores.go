@@ -3,7 +3,9 @@ package collectors
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 
 	"oncewatch/collectors/config"
@@ -30,6 +32,18 @@ func (c *Config) LoadStores(file *config.File) error {
 			return fmt.Errorf("store %d: %w", i+1, err)
 		}
 		c.Stores = append(c.Stores, one.Config)
+	}
+	if len(c.Stores) == 0 {
+		return nil
+	}
+	var untouched struct {
+		Postgres postgres.Config `embed:"" prefix:"postgres."`
+	}
+	if err := config.Defaults(&untouched); err != nil {
+		return err
+	}
+	if !reflect.ValueOf(c.Postgres).IsZero() && !reflect.DeepEqual(c.Postgres, untouched.Postgres) {
+		return errors.New("stores and postgres.* are both set, by flag, environment or file: the stores replace it, so put its settings into an entry of stores")
 	}
 	return nil
 }

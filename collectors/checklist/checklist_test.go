@@ -217,6 +217,11 @@ func TestSourcesAway(t *testing.T) {
 	if r.Whole() || r.Verdict != checklist.Unknown || r.Unread[0].Error != "connection refused" {
 		t.Errorf("%+v", r)
 	}
+	// A source that hung until the end was not read either.
+	f.Sources = []poll.Status{{Collector: "topics", Stale: true}}
+	if r := checklist.NewReport(f); r.Whole() || r.Unread[0].Source != "topics" {
+		t.Errorf("%+v", r)
+	}
 	// A group that Kafka does not tell of is judged by what is known.
 	w := healthy()
 	w.partition, w.Topics, w.Retention, w.consumed = nil, nil, nil, nil
@@ -229,13 +234,17 @@ func TestSourcesAway(t *testing.T) {
 
 // An expression that lets nothing in must not pass as an audit.
 func TestFilterThatMatchesNothing(t *testing.T) {
-	f := checklist.Facts{Now: now, Thresholds: alerts.Defaults(), TopicFilter: "paymets", GroupFilter: "g",
+	f := checklist.Facts{Now: now, Thresholds: alerts.Defaults(), TopicFilter: checklist.Filter{Include: "paymets"}, GroupFilter: checklist.Filter{Include: "g"},
 		Topics: &kafka.Topics{}, Groups: &kafka.Groups{Groups: []*kafka.Group{{Name: "g"}}}}
 	r := checklist.NewReport(f)
-	if r.Whole() || len(r.Unread) != 1 || !strings.Contains(r.Unread[0].Error, "--kafka.topic=paymets matches no topic") {
+	if r.Whole() || len(r.Unread) != 1 || !strings.Contains(r.Unread[0].Error, "--kafka.topic=paymets lets no topic in") {
 		t.Errorf("%+v", r.Unread)
 	}
-	f.TopicFilter = ""
+	f.TopicFilter = checklist.Filter{Exclude: ".*"}
+	if r := checklist.NewReport(f); r.Whole() || !strings.Contains(r.Unread[0].Error, "--kafka.topic-exclude=.* lets no topic in") {
+		t.Errorf("%+v", r.Unread)
+	}
+	f.TopicFilter = checklist.Filter{}
 	if !checklist.NewReport(f).Whole() {
 		t.Error("no expression, and a broker without topics is no slip")
 	}

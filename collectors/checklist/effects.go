@@ -41,10 +41,13 @@ func divergence(s subject) Line {
 	if !compared {
 		l.Verdict = Unknown
 		l.Meaning = "No marker of this group was in the compared time."
+		if only := s.store.Markers.Config.Effect.Group; only != "" && only != s.group {
+			l.Meaning = fmt.Sprintf("Not looked at: --postgres.effect.consumer-group=%s, so the effects of that group alone are compared.", only)
+		}
 		return l
 	}
 	l.Value = Things(n, "row")
-	l.Evidence = append(l.Evidence, fmt.Sprintf("compared with %s, %.0f %% of the last hour's closed minutes", d.Effects, d.Compared*100))
+	l.Evidence = append(l.Evidence, fmt.Sprintf("compared with %s, %.0f %% of the closed minutes of the last %s", d.Effects, d.Compared*100, Span(s.store.Markers.Config.Effect.Window)))
 	if n > 0 {
 		l.Verdict = Violated
 		l.Meaning = "Some markers and effects do not belong to one transaction: a crash between the two loses an event or applies it twice."

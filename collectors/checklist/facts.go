@@ -28,11 +28,21 @@ type Facts struct {
 	Consumers      *consumer.Snapshot
 	ConsumersNamed bool
 	Sources        []poll.Status
-	// GroupFilter and TopicFilter are the configured expressions; empty where
-	// everything is let in.
-	GroupFilter, TopicFilter string
+	// GroupFilter and TopicFilter are the configured expressions.
+	GroupFilter, TopicFilter Filter
 	// Thresholds are the alert rules' own.
 	Thresholds alerts.Thresholds
+}
+
+// Filter is what lets names in and keeps them out; empty: nothing does.
+type Filter struct{ Include, Exclude string }
+
+// String is the rest of the flag that is set.
+func (f Filter) String() string {
+	if f.Exclude == "" {
+		return "=" + f.Include
+	}
+	return "-exclude=" + f.Exclude
 }
 
 // Store is one marker table.
@@ -148,17 +158,17 @@ func (f Facts) why(collector string) string {
 			return s.Err.Error()
 		}
 	}
-	return "Wait for the first poll, or see the sources."
+	return "It has not answered: see the sources."
 }
 
 // unmatched are the filters that let nothing in: most likely a slip of the
 // pen, and then nothing was audited.
 func (f Facts) unmatched() (unread []Unread) {
-	if f.GroupFilter != "" && f.Groups != nil && len(f.Groups.Groups) == 0 {
-		unread = append(unread, Unread{Source: "groups", Error: fmt.Sprintf("--kafka.group=%s matches no consumer group (the expression is anchored at both ends)", f.GroupFilter)})
+	if f.GroupFilter != (Filter{}) && f.Groups != nil && len(f.Groups.Groups) == 0 {
+		unread = append(unread, Unread{Source: "groups", Error: fmt.Sprintf("--kafka.group%s lets no consumer group in (expressions are anchored at both ends)", f.GroupFilter)})
 	}
-	if f.TopicFilter != "" && f.Topics != nil && len(f.Topics.Topics) == 0 {
-		unread = append(unread, Unread{Source: "topics", Error: fmt.Sprintf("--kafka.topic=%s matches no topic that the groups consume (the expression is anchored at both ends)", f.TopicFilter)})
+	if f.TopicFilter != (Filter{}) && f.Topics != nil && len(f.Topics.Topics) == 0 {
+		unread = append(unread, Unread{Source: "topics", Error: fmt.Sprintf("--kafka.topic%s lets no topic in that the groups consume (expressions are anchored at both ends)", f.TopicFilter)})
 	}
 	return unread
 }

@@ -43,8 +43,11 @@ func NewReport(f Facts) Report {
 		r.Counts[v.String()] = Count(r.Lines, v)
 	}
 	for _, s := range f.Sources {
-		if s.Err != nil {
+		switch {
+		case s.Err != nil:
 			r.Unread = append(r.Unread, Unread{Source: s.Collector, Error: s.Err.Error()})
+		case s.LastSuccess.IsZero():
+			r.Unread = append(r.Unread, Unread{Source: s.Collector, Error: "it did not answer before the audit ended"})
 		}
 		for _, p := range s.Problems {
 			r.Unread = append(r.Unread, Unread{Source: s.Collector, Entity: p.Entity, Error: p.Err.Error()})

@@ -7,8 +7,10 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"reflect"
 	"slices"
@@ -33,8 +35,13 @@ type File struct {
 // top-level keys that hold lists of mappings, each with keys of its own.
 func Parse(path string, text []byte, listKeys ...string) (*File, error) {
 	var doc yaml.Node
-	if err := yaml.Unmarshal(text, &doc); err != nil {
+	documents := yaml.NewDecoder(bytes.NewReader(text))
+	if err := documents.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	var second yaml.Node
+	if err := documents.Decode(&second); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s:%d: a second document begins here, and would not be read", path, second.Line)
 	}
 	f := &File{path: path, values: map[string]*yaml.Node{}, lists: map[string][]File{}}
 	if len(doc.Content) == 0 {

@@ -44,6 +44,12 @@ func parse(t *testing.T, yaml string, args ...string) (app, *config.Loaded, erro
 	return a, loaded, err
 }
 
+func TestSecondDocument(t *testing.T) {
+	if _, _, err := parse(t, "kafka.max-groups: 3\n---\nkafka.max-groups: 4\n"); err == nil || !strings.Contains(err.Error(), "oncewatch.yml:2: a second document") {
+		t.Errorf("error: %v", err)
+	}
+}
+
 func TestFlagWinsOverEnvironmentWinsOverFile(t *testing.T) {
 	const file = "kafka:\n  max-groups: 1\n"
 	got, _, err := parse(t, file)

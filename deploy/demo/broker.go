@@ -98,8 +98,9 @@ func (s *Stack) CreateTopic(ctx context.Context) error {
 		err = errTopicThere
 	}
 	if err != nil {
-		return fmt.Errorf("create topic %s: %w", Topic, err)
+		return fmt.Errorf("--kafka.brokers: create topic %s: %w", Topic, err)
 	}
+	s.created = true
 	return nil
 }
 

@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
 
 	"oncewatch/deploy/demo"
@@ -101,6 +104,31 @@ func TestDemo(t *testing.T) {
 	left, err := os.ReadDir(scratch)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// A topic of the same name on a cluster of somebody's is not the demo's to
+// delete.
+func TestForeignTopicStays(t *testing.T) {
+	k, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, demo.Topic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err = demo.Run(ctx, demo.Options{Brokers: k.ListenAddrs(), Rate: 10, Listen: "127.0.0.1:0", Consumer: "127.0.0.1:0", Interval: time.Second}, io.Discard, slog.New(slog.DiscardHandler))
+	if err == nil || !strings.Contains(err.Error(), "it is there already") {
+		t.Errorf("error %v", err)
+	}
+	client, err := kgo.NewClient(kgo.SeedBrokers(k.ListenAddrs()...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	topics, err := kadm.NewClient(client).ListTopics(ctx)
+	if err != nil || !topics.Has(demo.Topic) {
+		t.Errorf("the topic is gone: %v, %v", topics.Names(), err)
 	}
 }
 

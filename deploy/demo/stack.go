@@ -66,6 +66,7 @@ type Stack struct {
 	RestartAfter time.Duration
 
 	database string
+	created  bool // the topic is ours to delete
 	client   []kgo.Opt
 	members  [maxMembers]*member
 	side     *prometheus.Registry // of pruner and outbox
@@ -176,7 +177,7 @@ func (s *Stack) Close() error {
 	if s.receiver != nil {
 		s.receiver.close()
 	}
-	if _, ok := s.Broker.(given); ok {
+	if _, ok := s.Broker.(given); ok && s.created {
 		return s.removeTopic()
 	}
 	return nil
