@@ -108,14 +108,18 @@ type ListedOffset struct {
 	// Timestamp; -1 and zero where there is none.
 	Offset    int64
 	Timestamp time.Time
+	// AtLeast says that Offset is the log start, and the record there or after:
+	// the broker could not find it by time.
+	AtLeast bool
 	// Err is why this partition could not be read; the others may be fine.
 	Err error
 }
 
 // ListOffsets finds, for each partition, the first record whose timestamp is
 // at or after the given time: one request for metadata and one for each leader,
-// however many partitions there are. An error means that nothing could be
-// asked; a partition that failed by itself says so in its own answer.
+// however many partitions there are; where a leader finds no record, one or
+// two more to see whether there is none. An error means that nothing could be asked; a
+// partition that failed by itself says so in its own answer.
 func (c *Client) ListOffsets(ctx context.Context, at map[string]map[int32]time.Time) (map[string]map[int32]ListedOffset, error) {
 	r := c.requester()
 	asks := map[partition]int64{}
@@ -131,6 +135,7 @@ func (c *Client) ListOffsets(ctx context.Context, at map[string]map[int32]time.T
 		return nil, wrap(err)
 	}
 	answers := r.listOffsets(ctx, meta, asks)
+	atLeast := r.doubt(ctx, meta, asks, answers)
 	out := make(map[string]map[int32]ListedOffset, len(at))
 	for p := range asks {
 		if out[p.topic] == nil {
@@ -141,14 +146,51 @@ func (c *Client) ListOffsets(ctx context.Context, at map[string]map[int32]time.T
 			broker, _ := meta.leader(p)
 			a.err = fmt.Errorf("broker %d, its leader, does not answer: %w", broker, r.down[broker])
 		}
-		l := ListedOffset{Offset: -1}
+		l := ListedOffset{Offset: -1, AtLeast: atLeast[p]}
 		switch {
 		case a.err != nil:
 			l.Err = wrap(fmt.Errorf("topic %s, partition %d: %w", p.topic, p.id, a.err))
+		case l.AtLeast:
+			l.Offset = a.offset
 		case a.offset >= 0:
 			l.Offset, l.Timestamp = a.offset, time.UnixMilli(a.timestamp)
 		}
 		out[p.topic][p.id] = l
 	}
 	return out, nil
+}
+
+// doubt looks again where a leader found no record at or after a time. Before
+// the log start there may be segments that DeleteRecords has emptied and the
+// broker has yet to delete, and it looks no further than the first that is late
+// enough. Where the newest record is as late as asked, or the question was for
+// any record at all, the log start takes the answer's place: atLeast.
+func (r *requester) doubt(ctx context.Context, meta metadata, asks map[partition]int64, answers map[partition]listed) (atLeast map[partition]bool) {
+	atLeast = map[partition]bool{}
+	var none, doubted []partition
+	for p, a := range answers {
+		if a.err == nil && a.offset < 0 {
+			none = append(none, p)
+		}
+	}
+	newest := r.listOffsets(ctx, meta, atAll(none, atNewest))
+	for _, p := range none {
+		switch a, ok := newest[p]; {
+		case !ok:
+			delete(answers, p) // its leader is down by now
+		case a.err != nil:
+			answers[p] = a
+		case asks[p] == 0 || a.offset >= 0 && a.timestamp >= asks[p]:
+			doubted = append(doubted, p)
+		}
+	}
+	starts := r.listOffsets(ctx, meta, atAll(doubted, atStart))
+	for _, p := range doubted {
+		if a, ok := starts[p]; ok {
+			answers[p], atLeast[p] = a, a.err == nil
+		} else {
+			delete(answers, p)
+		}
+	}
+	return atLeast
 }

@@ -150,6 +150,67 @@ func TestRealLagSeconds(t *testing.T) {
 	p.near(t, fmt.Sprintf("kafka_topic_oldest_record_age_seconds{partition=\"0\",topic=%q}", topic), b.clock.now().Sub(begin).Seconds(), 0.01)
 }
 
+// DeleteRecords moves the log start at once and lets the segments before it wait
+// for the broker's next check. Until then the broker looks for times in those
+// alone and finds no record: that is no empty log.
+func TestRealSegmentsBeforeTheLogStart(t *testing.T) {
+	t.Parallel()
+	s := testenv.KafkaServer(t, kafkaserver.Options{Config: map[string]string{"log.initial.task.delay.ms": "3600000"}})
+	client, admin, topic := real(t, s, "payments", 1, map[string]string{"segment.ms": "43200000", "retention.ms": "-1"})
+	begin := time.Now().Add(-10 * 24 * time.Hour).Truncate(time.Millisecond)
+	stamp := func(offset int64) time.Time { return begin.Add(time.Duration(offset/10) * 3 * time.Hour) }
+	for offset := int64(0); offset < 800; offset += 10 {
+		produce(t, client, topic, 0, 10, stamp(offset))
+	}
+	waiting := map[string]int64{"behind-" + topic: 100, "here-" + topic: 500}
+	for group, offset := range waiting {
+		commitAt(t, admin, group, topic, 0, offset)
+	}
+	running := watch(t, s.Brokers(), func(c *kafka.Config) { c.Group = ".*-" + topic })
+	running.mustPoll()
+	const start = 300
+	del := kadm.Offsets{}
+	del.AddOffset(topic, 0, start, -1)
+	if _, err := admin.DeleteRecords(context.Background(), del); err != nil {
+		t.Fatal(err)
+	}
+	fresh := watch(t, s.Brokers(), func(c *kafka.Config) { c.Group = ".*-" + topic })
+	oldest := fmt.Sprintf("kafka_topic_oldest_record_age_seconds{partition=\"0\",topic=%q}", topic)
+	startOf := fmt.Sprintf("kafka_topic_partition_log_start_offset{partition=\"0\",topic=%q}", topic)
+	for name, b := range map[string]*bundle{"running": running, "fresh": fresh} {
+		p := b.until(name+": the first record", func(p page) bool { return p[startOf] == start && has(oldest)(p) })
+		near := func(series string, offset int64) {
+			t.Helper()
+			age := b.clock.now().Sub(stamp(offset)).Seconds()
+			p.near(t, series, age, age/20)
+		}
+		near(oldest, start)
+		for group, offset := range waiting {
+			near(lag("consumer_lag_seconds", group, topic, 0), max(offset, start))
+		}
+	}
+
+	for _, c := range []struct {
+		at      time.Time
+		offset  int64
+		atLeast bool
+	}{
+		{time.UnixMilli(0), start, true},
+		{stamp(200), start, true},
+		{stamp(start), start, false},
+		{stamp(500), 500, false},
+		{time.Now(), -1, false},
+	} {
+		all, err := fresh.client.ListOffsets(context.Background(), map[string]map[int32]time.Time{topic: {0: c.at}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := all[topic][0]; got.Err != nil || got.Offset != c.offset || got.AtLeast != c.atLeast {
+			t.Errorf("from %v on: %+v, want %d, at least: %v", c.at, got, c.offset, c.atLeast)
+		}
+	}
+}
+
 // Retention as a real broker tells it: a topic's own, none, and the policies
 // (K14, K15).
 func TestRealRetentionOfTopics(t *testing.T) {

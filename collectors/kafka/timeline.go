@@ -16,7 +16,8 @@ import (
 type timeline struct {
 	id    TopicID
 	start int64 // log start when first was asked
-	first mark  // the first record; offset -1: asked, there is none
+	first mark  // the first record; offset unset: not known
+	gone  int64 // milliseconds: where first is not known, a record before start was as late as this; or unset
 	marks []mark
 	step  int // takes turns between interpolation and halving
 }
@@ -31,52 +32,66 @@ type mark struct {
 
 const unset = -1
 
+func newTimeline(id TopicID) *timeline {
+	return &timeline{id: id, start: unset, first: mark{offset: unset, timestamp: unset}, gone: unset}
+}
+
 // reset forgets everything when the topic was made anew.
 func (t *timeline) reset(id TopicID) {
 	if t.id != id {
-		*t = timeline{id: id, start: unset}
+		*t = *newTimeline(id)
 	}
 }
 
 // wantsFirst says whether the first record must be asked for: nothing is known
 // of it, or the log has lost its head since.
 func (t *timeline) wantsFirst(start, end int64) bool {
-	if start >= end {
-		return false
-	}
-	return t.start != start || t.first.offset < 0 && t.first.before != end
+	return start < end && t.start != start
 }
 
-// sawFirst notes the answer to a question for the first record.
-func (t *timeline) sawFirst(start, end int64, a listed) {
-	t.start = start
-	t.first = mark{offset: unset, before: end, timestamp: unset}
+// sawFirst notes the answer to a question for the first record of a log that is
+// not empty. No record is no answer: until a broker deletes the segments before
+// a log start that DeleteRecords has moved, it looks for times in those alone.
+func (t *timeline) sawFirst(start int64, a listed) {
+	for _, m := range append(t.marks, t.first) {
+		if m.offset < start {
+			t.gone = max(t.gone, m.timestamp)
+		}
+	}
 	t.marks = slices.DeleteFunc(t.marks, func(m mark) bool { return m.offset < start })
+	t.start = start
+	t.first = mark{offset: a.offset, timestamp: a.timestamp}
 	if a.offset >= 0 {
-		t.first = mark{offset: a.offset, timestamp: a.timestamp}
+		t.gone = unset
 	}
 }
 
 // sawNewest notes the record with the greatest timestamp of a log that ended at
-// end or later.
-func (t *timeline) sawNewest(end int64, a listed) {
-	if a.offset < 0 {
-		return
+// end or later. It says whether that tells anything: one before the log start
+// hides those that are there.
+func (t *timeline) sawNewest(end int64, a listed) bool {
+	if a.offset < 0 || a.offset < t.start {
+		return false
 	}
 	t.add(mark{offset: a.offset, before: a.timestamp + 1, timestamp: a.timestamp})
 	if end > a.offset {
 		t.add(mark{offset: end, before: a.timestamp + 1, timestamp: unset})
 	}
+	return true
 }
 
-// saw notes the first record at or after asked, of a log that ended at end or
-// later.
-func (t *timeline) saw(end, asked int64, a listed) {
-	if a.offset < 0 {
-		t.add(mark{offset: end, before: asked, timestamp: unset})
-		return
+// saw notes the first record at or after asked.
+func (t *timeline) saw(asked int64, a listed) {
+	switch {
+	case a.offset >= 0:
+		t.add(mark{offset: a.offset, before: asked, timestamp: a.timestamp})
+	case slices.ContainsFunc(t.marks, func(m mark) bool { return m.timestamp >= asked }):
+		// One is known: the broker has looked before the log start.
+		t.gone = max(t.gone, asked)
+	default:
+		// Perhaps there is none. The newest record tells: ask for it again.
+		t.marks = slices.DeleteFunc(t.marks, func(m mark) bool { return m.timestamp == unset })
 	}
-	t.add(mark{offset: a.offset, before: asked, timestamp: a.timestamp})
 }
 
 func (t *timeline) add(m mark) {
@@ -119,6 +134,8 @@ func (t *timeline) find(offset int64) bracket {
 	b := bracket{low: unset, high: math.MaxInt64}
 	if t.first.offset >= 0 {
 		b.low, b.lowOffset = t.first.timestamp, t.first.offset
+	} else if t.gone != unset {
+		b.low, b.lowOffset = t.gone, t.start
 	}
 	for _, m := range t.marks {
 		if m.offset <= offset {
@@ -149,7 +166,7 @@ func (b bracket) usable(now int64) int64 { return max(15_000, (now-b.high)/20) }
 // milliseconds; ok is false where it is not known closely enough.
 func (t *timeline) after(offset, now int64) (ms int64, ok bool) {
 	b := t.find(offset)
-	if b.width() > b.usable(now) {
+	if b.low > b.high || b.width() > b.usable(now) {
 		return 0, false
 	}
 	if b.exact {
@@ -184,20 +201,27 @@ func (t *timeline) next(offsets []int64, now int64) (timestamp int64, more bool)
 	if most < 0 {
 		return 0, false
 	}
-	if worst.low == unset {
-		worst.low, worst.lowOffset = 0, 0
-	}
 	guess := worst.low + (worst.high-worst.low)/2
 	// Interpolating finds a steady producer's record in a step, and keeping a
 	// tolerance away from both ends lets the next one prove it; halving every
-	// third time bounds the steps for any other producer.
-	if t.step++; t.step%3 != 0 {
+	// third time bounds the steps for any other producer. Where the first record
+	// is not known there is nothing to interpolate from.
+	if t.step++; t.step%3 != 0 && worst.low > t.gone {
 		share := float64(at-worst.lowOffset) / float64(worst.highOffset-worst.lowOffset)
 		margin := min(worst.good(now), (worst.high-worst.low)/2)
 		guess = worst.low + int64(share*float64(worst.high-worst.low))
 		guess = min(max(guess, worst.low+margin), worst.high-margin)
 	}
 	return min(max(guess, worst.low+1), worst.high-1), true
+}
+
+// open is what offsets to date: those where groups wait, and the log start
+// where its record could not be asked for.
+func (t *timeline) open(waiting []int64) []int64 {
+	if t.start == unset || t.first.offset >= 0 {
+		return waiting
+	}
+	return append(slices.Clip(waiting), t.start)
 }
 
 // maxMarks bounds the memory of one partition.

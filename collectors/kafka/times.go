@@ -32,7 +32,7 @@ func (c *Client) times(ctx context.Context, r *requester, meta metadata, topics 
 			}
 			if line.wantsFirst(bounds.Start.Value, bounds.End.Value) {
 				asks[p] = 0
-			} else if timestamp, more := line.next(waiting[p], now); more {
+			} else if timestamp, more := line.next(line.open(waiting[p]), now); more {
 				asks[p] = timestamp
 			}
 		}
@@ -60,28 +60,26 @@ func (c *Client) times(ctx context.Context, r *requester, meta metadata, topics 
 			bounds := topics.partition(p.topic, p.id)
 			switch line := lines[p]; {
 			case line.wantsFirst(bounds.Start.Value, bounds.End.Value):
-				line.sawFirst(bounds.Start.Value, bounds.End.Value, a)
+				line.sawFirst(bounds.Start.Value, a)
 			case asked == atNewest:
-				if a.offset < 0 {
-					failed[p] = true // no timestamps to tell
-				}
-				line.sawNewest(bounds.End.Value, a)
+				failed[p] = !line.sawNewest(bounds.End.Value, a)
 			default:
-				line.saw(bounds.End.Value, asked, a)
+				line.saw(asked, a)
 			}
 		}
 	}
-	topics.date(lines)
+	topics.date(lines, now)
 	groups.date(topics, lines, now)
 	for p, line := range lines {
-		line.prune(waiting[p])
+		line.prune(line.open(waiting[p]))
 	}
 	return steps
 }
 
 // timelines are those of the partitions there are, without what an earlier
 // topic of the same name left. Once a while first records are asked for again:
-// compaction takes them away without moving the log start.
+// compaction takes them away without moving the log start. Those not known are
+// asked for each time.
 func (c *Client) timelines(meta metadata, now time.Time) map[partition]*timeline {
 	again := now.Sub(c.memory.firstsAt) >= c.config.TopicConfigInterval || now.Before(c.memory.firstsAt)
 	if again {
@@ -91,10 +89,10 @@ func (c *Client) timelines(meta metadata, now time.Time) map[partition]*timeline
 	for _, p := range meta.partitions() {
 		line := c.memory.timelines[p]
 		if line == nil {
-			line = &timeline{start: unset}
+			line = newTimeline(meta.topics[p.topic].id)
 		}
 		line.reset(meta.topics[p.topic].id)
-		if again {
+		if again || line.first.offset < 0 {
 			line.start = unset
 		}
 		lines[p] = line
@@ -138,15 +136,17 @@ func (p Partition) waitingAt(committed int64) (offset int64, ok bool) {
 }
 
 // date sets the timestamps of first records.
-func (t *Topics) date(lines map[partition]*timeline) {
+func (t *Topics) date(lines map[partition]*timeline, now int64) {
 	for name, topic := range t.Topics {
 		for id := range topic.Partitions {
 			p := &topic.Partitions[id]
 			line := lines[partition{name, int32(id)}]
-			if line == nil || !p.Start.OK || line.start != p.Start.Value || p.Start.Value >= p.End.Value || line.first.offset < 0 {
+			if line == nil || !p.Start.OK || line.start != p.Start.Value || p.Start.Value >= p.End.Value {
 				continue
 			}
-			p.Oldest = known(time.UnixMilli(line.first.timestamp))
+			if ms, ok := line.after(p.Start.Value, now); ok {
+				p.Oldest = known(time.UnixMilli(ms))
+			}
 		}
 	}
 }

@@ -34,6 +34,7 @@ type world struct {
 type fakeLog struct {
 	records map[string]map[int32][]record
 	fails   map[string]error
+	blind   bool // finds nothing by time, and answers with the log start
 	down    error
 	asked   int
 }
@@ -54,6 +55,10 @@ func (f *fakeLog) ListOffsets(_ context.Context, at map[string]map[int32]time.Ti
 		for id, from := range partitions {
 			a := kafka.ListedOffset{Offset: -1, Err: f.fails[fmt.Sprintf("%s/%d", topic, id)]}
 			for _, r := range f.records[topic][id] {
+				if f.blind {
+					a.Offset, a.AtLeast = r.offset, true
+					break
+				}
 				if !r.at.Before(from) {
 					a.Offset, a.Timestamp = r.offset, r.at
 					break

@@ -37,7 +37,7 @@ func (b *byOffset) judge(s *subject, q *questions) {
 		low, top := p.start.Value, known(p.Committed)
 		count, unseen, _ := b.count(s, p, low, top.Value)
 		if count > 0 || unseen > 0 {
-			first, ok := q.got(s.series.Topic, p.Partition.Partition, time.UnixMilli(0), p.end.Value)
+			first, _, ok := q.got(s.series.Topic, p.Partition.Partition, time.UnixMilli(0), p.end.Value)
 			if !ok {
 				p.Why = "the broker did not tell the first record's offset"
 				continue

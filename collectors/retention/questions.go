@@ -77,10 +77,11 @@ func (q *questions) answer(ctx context.Context, lister OffsetLister) []poll.Prob
 }
 
 // got is an answer: the first record's offset, or end where there is none.
-func (q *questions) got(topic string, partition int32, at time.Time, end int64) (offset int64, ok bool) {
+// exact is false where the record is there or after.
+func (q *questions) got(topic string, partition int32, at time.Time, end int64) (offset int64, exact, ok bool) {
 	a, ok := q.answers[question{topic, partition, at.UnixMilli()}]
 	if ok && a.Offset < 0 {
-		return end, true
+		return end, true, true
 	}
-	return a.Offset, ok
+	return a.Offset, !a.AtLeast, ok
 }

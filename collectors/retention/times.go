@@ -124,7 +124,12 @@ func (t *times) judge(s *subject, q *questions) {
 			id := p.Partition.Partition
 			seen := t.parts[timesPart{s.series.Topic, id}]
 			from := seen.first
-			if offset, ok := q.got(s.series.Topic, id, t.from.Add(t.margin), p.end.Value); ok && t.perTopic {
+			if t.perTopic && !t.from.IsZero() {
+				offset, _, ok := q.got(s.series.Topic, id, t.from.Add(t.margin), p.end.Value)
+				if !ok {
+					p.Why = "the broker did not tell which records are as young as the oldest marker"
+					continue
+				}
 				from = min(from, offset)
 			}
 			low := max(p.start.Value, from)
@@ -134,8 +139,8 @@ func (t *times) judge(s *subject, q *questions) {
 			case !p.oldest.OK:
 				p.Why = "the first record's time is not known"
 			case t.counts(p):
-				cut, ok := q.got(s.series.Topic, id, t.gone.Add(-t.margin), p.end.Value)
-				if !ok {
+				cut, exact, ok := q.got(s.series.Topic, id, t.gone.Add(-t.margin), p.end.Value)
+				if !ok || !exact {
 					p.Why = "the broker did not tell which records are older than the pruned markers"
 					break
 				}

@@ -188,3 +188,43 @@ func TestByTimeAsksOnceForManyGroups(t *testing.T) {
 	w.topics = &kafka.Topics{Topics: map[string]*kafka.Topic{}}
 	w.want(w.poll())
 }
+
+// What the broker cannot find by time is no zero: which records are older than
+// the pruned markers is not known then, nor, after a restart, which are younger
+// than the oldest.
+func TestByTimeWhereTheBrokerCannotLookByTime(t *testing.T) {
+	w := timeWorld(t)
+	weekOfRecords(w)
+	w.table(byTime(w, "g", "t", 8*24*60, 8*day, 0))
+	w.poll()
+	w.table(byTime(w, "g", "t", 3*24*60, 3*day, 3*day))
+	w.log.blind = true
+	w.want(w.poll())
+	w.log.blind = false
+	w.want(w.poll(), "g db 0 t 5759")
+
+	for what, hinder := range map[string]func(*fakeLog){
+		"cannot look by time": func(l *fakeLog) { l.blind = true },
+		"does not answer":     func(l *fakeLog) { l.fails["t/0"] = errDenied },
+	} {
+		w = timeWorld(t)
+		weekOfRecords(w)
+		hinder(&w.log)
+		// An old marker that was left behind, and those of three days.
+		w.table(byTime(w, "g", "t", 3*24*60+1, 8*day, 0))
+		if got := values(w.poll()); got != "" {
+			t.Errorf("the broker %s: %q, want nothing known", what, got)
+		}
+	}
+}
+
+// The log start is the most that can be there of a log whose first record the
+// broker does not find.
+func TestTheLogStartBoundsWhatIsExposed(t *testing.T) {
+	w := newWorld(t)
+	w.partition("t", 0, 300, 800, t0.Add(-7*day))
+	w.commit("g", "t", 800)
+	w.table(marks("g", "t", map[int64]postgres.Handled{0: {Gone: []postgres.Gone{gone(0, 693, t0)}}}))
+	w.log.blind = true
+	w.want(w.settle(), "g db 0 t 394")
+}
