@@ -197,6 +197,43 @@ func TestDenials(t *testing.T) {
 	}
 }
 
+// case K6 for a group of the new protocol, which has a request of its own.
+func TestDenialOfAGroupOfTheNewProtocol(t *testing.T) {
+	t.Parallel()
+	c := cluster(t, kfake.SeedTopics(1, "payments"))
+	c.produce("payments", 0, 5, time.Now())
+	for _, name := range []string{"denied", "allowed"} {
+		consume(t, c.ListenAddrs(), name, "payments", kgo.ServerSideBalancer())
+	}
+	consume(t, c.ListenAddrs(), "classic", "payments")
+	fault := c.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.ConsumerGroupDescribe}, Group: "denied", Err: kerr.GroupAuthorizationFailed, Count: -1})
+	defer fault.Remove()
+	members := func(name string) string { return fmt.Sprintf("consumer_group_members{consumer_group=%q}", name) }
+	b := watch(t, c.ListenAddrs())
+	for range 3 {
+		b.next()
+	}
+	p := b.scrape()
+	p.absent(t, members("denied"))
+	p.want(t, members("allowed"), 1)
+	p.want(t, members("classic"), 1)
+	for _, name := range []string{"denied", "allowed", "classic"} {
+		p.want(t, lag("consumer_lag", name, "payments", 0), 0)
+		p.want(t, lag("consumer_lag_seconds", name, "payments", 0), 0)
+		// The listing tells the state.
+		p.want(t, fmt.Sprintf("consumer_group_state{consumer_group=%q,state=\"Stable\"}", name), 1)
+	}
+	p.want(t, `oncewatch_errors_total{collector="groups",kind="denied"}`, 3)
+	if n := strings.Count(b.log.String(), `entity="group denied, members"`); n != 1 {
+		t.Errorf("named %d times in the log, want once:\n%s", n, b.log)
+	}
+	fault.Remove()
+	for range 4 { // members are asked for every fourth poll
+		b.next()
+	}
+	b.scrape().want(t, members("denied"), 1)
+}
+
 // A coordinator that loads costs its groups, for as long as it loads.
 func TestLoadingCoordinator(t *testing.T) {
 	t.Parallel()
