@@ -50,18 +50,22 @@ SET reason = excluded.reason, error = excluded.error, attempts = excluded.attemp
 // Queue adds the insert of the letter to a batch, to be sent in the
 // transaction that moves the offset past the record.
 func (l Letter) Queue(b *pgx.Batch) error {
-	headers := l.Headers
-	if headers == nil {
-		headers = []Header{}
+	headers := make([]Header, len(l.Headers))
+	for i, header := range l.Headers {
+		headers[i] = Header{clean(header.Key), header.Value}
 	}
 	h, err := json.Marshal(headers)
 	if err != nil {
 		return fmt.Errorf("encode headers: %w", err)
 	}
-	b.Queue(insertSQL, l.Group, clean(l.EventID), l.Topic, l.TopicID, l.Partition, l.Offset,
+	b.Queue(insertSQL, l.Group, clean(l.EventID[:min(len(l.EventID), maxID)]), l.Topic, l.TopicID, l.Partition, l.Offset,
 		l.FirstPartition, l.FirstOffset, l.Reason, clean(l.Error), l.Attempts, l.Key, l.Value, string(h), l.RecordTime)
 	return nil
 }
+
+// maxID bounds the event id, which is indexed; the record's own is in its
+// headers or its key.
+const maxID = 512
 
 // clean makes any bytes storable as text: whatever is wrong with an event must
 // not keep it out of the dead letters.

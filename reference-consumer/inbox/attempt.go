@@ -323,10 +323,12 @@ func pin(b Batch, i int, err error) error {
 // letters writes the dead letters of the batch.
 func (in *Inbox) letters(ctx context.Context, s *session, b Batch, handled []Handled) error {
 	pipe := &pgx.Batch{}
+	var dead []int // the event behind each statement
 	for i, h := range handled {
 		if h.Outcome != DeadLettered {
 			continue
 		}
+		dead = append(dead, i)
 		ev := b.Events[i]
 		l := deadletter.Letter{
 			Group: in.cfg.Group, EventID: ev.ID, Topic: b.Topic, TopicID: b.TopicID, Partition: b.Partition, Offset: ev.Offset,
@@ -346,8 +348,15 @@ func (in *Inbox) letters(ctx context.Context, s *session, b Batch, handled []Han
 		return nil
 	}
 	in.cfg.Failpoint("dead_letter")
-	if err := s.conn.SendBatch(ctx, pipe).Close(); err != nil {
-		// Not a data error of any event: nothing may pass until it is stored.
+	results := s.conn.SendBatch(ctx, pipe)
+	defer func() { _ = results.Close() }()
+	for _, i := range dead {
+		if _, err := results.Exec(); err != nil {
+			// Not a data error of the event: nothing may pass until it is stored.
+			return fmt.Errorf("%w: write the dead letter of event %q (%s/%d offset %d): %w", errConnection, b.Events[i].ID, b.Topic, b.Partition, b.Events[i].Offset, opaque{err})
+		}
+	}
+	if err := results.Close(); err != nil {
 		return fmt.Errorf("%w: write dead letters: %w", errConnection, opaque{err})
 	}
 	return nil

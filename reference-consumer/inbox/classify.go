@@ -88,7 +88,7 @@ func Classify(err error) Class {
 		switch pg.Code[:2] {
 		case "08", "53", "57": // connection, resources, operator intervention
 			return ClassTransient
-		case "22", "23": // data, constraint
+		case "22", "23", "54": // data, constraint, a limit such as that of an index row
 			return ClassData
 		}
 		return ClassConfig

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -105,7 +107,18 @@ func numbered(r *kgo.Record) (name string, seq int64, ok bool) {
 			seq, ok = n, err == nil && n > 0
 		}
 	}
-	return name, seq, ok && name != ""
+	return name, seq, ok && storable(name)
+}
+
+// maxProducer is the longest name of a producer, in bytes; longer ones would
+// not fit the index.
+const maxProducer = 255
+
+// storable names only: the row is written with the offset, so one that
+// PostgreSQL refuses would keep the partition from ever moving on. The event
+// of another name is handled, it is only not numbered.
+func storable(name string) bool {
+	return name != "" && len(name) <= maxProducer && utf8.ValidString(name) && !strings.ContainsRune(name, 0)
 }
 
 // fill takes a late number out of its gap.

@@ -163,6 +163,46 @@ func TestDeadLettersAreCounted(t *testing.T) {
 	b.wantLedger(5)
 }
 
+// case C6: whatever bytes a record is made of, its event is handled or in the
+// dead letters, and those behind it are applied.
+func TestHostileRecords(t *testing.T) {
+	b := setup(t, 1)
+	long := make([]byte, 100_000) // does not compress into an index row
+	for i := range long {
+		long[i] = 'a' + byte(rand.IntN(26))
+	}
+	header := func(key, value string) kgo.RecordHeader { return kgo.RecordHeader{Key: key, Value: []byte(value)} }
+	one := header(stream.HeaderSequence, "1")
+	for _, name := range []string{"a\x00b", "a\xffb", string(long)} {
+		b.publish(0, 2, header(stream.HeaderProducer, name), one)
+	}
+	b.numbered(0, strings.Repeat("p", 255), 1)
+	ok := b.seq // events that can be applied
+	for i, r := range []*kgo.Record{
+		{Value: []byte("{"), Headers: []kgo.RecordHeader{header("a\x00b", "v")}},
+		{Value: []byte("{"), Headers: []kgo.RecordHeader{header("a\xffb", "v")}},
+		{Value: []byte("{"), Headers: []kgo.RecordHeader{header("event_id", string(long))}},
+		{Value: fmt.Appendf(nil, `{"account":"%s","amount":5}`, long)},
+		{Value: fmt.Appendf(nil, `{"account":"a","amount":5,"payment_id":"%s"}`, long)},
+	} {
+		r.Topic, r.Headers = topic, append([]kgo.RecordHeader{header(payments.HeaderEventID, fmt.Sprint("hostile-", i))}, r.Headers...)
+		if err := b.client.ProduceSync(t.Context(), r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		ok += len(b.publish(0, 1))
+	}
+	m := b.start(b.config(payments.Handler("g", payments.NotifyOperation), nil))
+	b.eventually("all", func() bool { return b.committed(0) == int64(ok)+5 })
+	if n := b.count("SELECT count(*) FROM dead_letters"); n != 5 {
+		t.Errorf("%d dead letters, want 5", n)
+	}
+	if n := b.count("SELECT count(*) FROM producer_sequences"); n != 1 {
+		t.Errorf("%d producers numbered, want the one that can be", n)
+	}
+	m.want(2, "events_dead_lettered_total", "reason", "data")
+	b.wantLedger(ok)
+}
+
 // case C4: the revoked partition's transaction is late; nothing is committed
 // for it after the revocation.
 func TestNoCommitAfterRevoke(t *testing.T) {
