@@ -275,8 +275,8 @@ func TestDeadlockIsRetried(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if retries != 1 {
-		t.Errorf("%d retries, want 1", retries)
+	if retries < 1 { // a busy machine may let them meet again
+		t.Errorf("%d retries, want at least 1", retries)
 	}
 	b.want("updates", 4, "SELECT sum(n) FROM counters")
 	b.audit()
