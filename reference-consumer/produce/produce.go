@@ -34,7 +34,7 @@ type Config struct {
 	// TopicConfig of a created topic, such as retention.ms.
 	TopicConfig map[string]*string
 
-	// Count of events, not counting duplicates; 0: until ctx ends.
+	// Count of events made, with those left out and without duplicates; 0: until ctx ends.
 	Count int64
 	// Rate in events per second; 0: as fast as the broker takes them.
 	Rate float64
@@ -56,7 +56,7 @@ type Config struct {
 	Log  *slog.Logger
 }
 
-// Stats of what was published.
+// Stats of what was published; Gaps of what was left out.
 type Stats struct {
 	Events, Duplicates, ReusedIDs, Gaps, Poison int64
 }
@@ -163,6 +163,7 @@ type session struct {
 	name      string
 	sequences []int64
 	recent    []string // ids to reuse
+	made      int64    // events, with those left out
 	stats     Stats
 
 	mu     sync.Mutex
@@ -182,10 +183,10 @@ func (s *session) run(ctx context.Context) error {
 	}
 	start := time.Now()
 	for ctx.Err() == nil && !s.failed.Load() {
-		if s.cfg.Count > 0 && s.stats.Events >= s.cfg.Count {
+		if s.cfg.Count > 0 && s.made >= s.cfg.Count {
 			return nil
 		}
-		if due != nil && float64(s.stats.Events) >= s.cfg.Rate*time.Since(start).Seconds() {
+		if due != nil && float64(s.made) >= s.cfg.Rate*time.Since(start).Seconds() {
 			select {
 			case <-due:
 			case <-ctx.Done():
@@ -205,11 +206,11 @@ func (s *session) publish(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.stats.Events++
+	s.made++
+	reused := false
 	if s.cfg.ReuseIDs > 0 {
-		if s.happens(s.cfg.ReuseIDs) && len(s.recent) > 0 {
+		if reused = s.happens(s.cfg.ReuseIDs) && len(s.recent) > 0; reused {
 			id = s.recent[s.random.IntN(len(s.recent))]
-			s.stats.ReusedIDs++
 		} else if s.recent = append(s.recent, id); len(s.recent) > 1000 {
 			s.recent = s.recent[500:]
 		}
@@ -223,6 +224,10 @@ func (s *session) publish(ctx context.Context) error {
 	if s.happens(s.cfg.Gaps) {
 		s.stats.Gaps++
 		return nil
+	}
+	s.stats.Events++
+	if reused {
+		s.stats.ReusedIDs++
 	}
 	r := &kgo.Record{
 		Topic: s.cfg.Topic, Partition: int32(partition), Key: []byte(name), Value: s.payload(name), Timestamp: s.cfg.Now(),
@@ -244,7 +249,7 @@ func (s *session) publish(ctx context.Context) error {
 
 // payload of an event; poison is no payment at all, or one of nothing.
 func (s *session) payload(account string) []byte {
-	p := payments.Payment{Account: account, Amount: 1 + s.random.Int64N(100_000), PaymentID: "pay_" + strconv.FormatInt(s.stats.Events, 10)}
+	p := payments.Payment{Account: account, Amount: 1 + s.random.Int64N(100_000), PaymentID: "pay_" + strconv.FormatInt(s.made, 10)}
 	if s.happens(s.cfg.Poison) {
 		s.stats.Poison++
 		if s.random.IntN(2) == 0 {
