@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"oncewatch/reference-consumer/inbox"
 	"oncewatch/reference-consumer/telemetry"
@@ -160,6 +161,7 @@ func (c *consumer) options() []kgo.Opt {
 type consumer struct {
 	cfg    Config
 	client *kgo.Client
+	plain  *kgo.Client // in no group
 	admin  *kadm.Client
 	topics map[string]*telemetry.Topic
 
@@ -174,8 +176,9 @@ type consumer struct {
 }
 
 // Run consumes until ctx ends, then finishes the transactions in flight,
-// commits their offsets, leaves the group and returns nil. It returns an error
-// if it cannot go on, or could not finish within ShutdownTimeout.
+// commits their offsets, leaves the group and returns nil, all within
+// ShutdownTimeout; what it could not do in time it warns of. It returns an
+// error if it cannot go on.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.defaults(); err != nil {
 		return err
@@ -194,7 +197,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("create the Kafka client: %w", err)
 	}
 	defer plain.Close()
-	c.admin = kadm.NewClient(plain)
+	c.plain, c.admin = plain, kadm.NewClient(plain)
 	c.commits = newCommitter(c)
 	if err := c.assertSurroundings(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -202,11 +205,15 @@ func Run(ctx context.Context, cfg Config) error {
 		}
 		return err
 	}
-	c.client, err = kgo.NewClient(c.options()...)
+	// Closing waits for a join in progress unless the client's context ends.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	c.client, err = kgo.NewClient(append(c.options(), kgo.WithContext(life))...)
 	if err != nil {
+		end()
 		return fmt.Errorf("create the Kafka client: %w", err)
 	}
 	defer c.client.CloseAllowingRebalance()
+	defer end()
 	if err := c.refuse(clientViolations(c.client)); err != nil {
 		return err
 	}
@@ -435,15 +442,44 @@ func (c *consumer) shutdown(ctx context.Context) error {
 	taken := c.take(c.all())
 	c.left(finish(work, taken))
 	cancelWork()
-	c.commits.final(ctx, taken)
 	c.commits.stop()
-	err := c.client.LeaveGroupContext(ctx)
-	if ctx.Err() != nil {
-		return fmt.Errorf("shutdown did not finish within %s: %w", c.cfg.ShutdownTimeout, ctx.Err())
-	}
-	if err != nil {
+	commit, cancelCommit := context.WithTimeout(ctx, (c.cfg.ShutdownTimeout-time.Since(start))/2)
+	c.commits.final(commit, taken)
+	cancelCommit()
+	// What is not committed and not left is in the database all the same.
+	if err := c.leave(ctx); err != nil {
 		c.cfg.Log.Warn("could not leave the group", "consumer_group", c.cfg.Inbox.Group(), "error", err)
 	}
 	c.cfg.Log.Info("stopped", "consumer_group", c.cfg.Inbox.Group(), "took", time.Since(start))
 	return nil
+}
+
+// leaveGrace is how long leaving may take until it is taken to wait for a join.
+const leaveGrace = time.Second
+
+// leave the group. The client does not leave while it waits for others to join,
+// which may take a whole rebalance timeout; the group then hears it from
+// another connection, and that ends the join.
+func (c *consumer) leave(ctx context.Context) error {
+	grace, cancel := context.WithTimeout(ctx, leaveGrace)
+	defer cancel()
+	err := c.client.LeaveGroupContext(grace)
+	if grace.Err() == nil {
+		return err
+	}
+	member, _ := c.client.GroupMetadata()
+	if member != "" && c.cfg.InstanceID == "" && !c.cfg.ServerSideBalancing { // a static member keeps its place
+		req := kmsg.NewPtrLeaveGroupRequest()
+		req.Group, req.MemberID = c.cfg.Inbox.Group(), member
+		m := kmsg.NewLeaveGroupRequestMember()
+		m.MemberID = member
+		req.Members = append(req.Members, m)
+		if resp, err := req.RequestWith(ctx, c.plain); err != nil {
+			return err
+		} else if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
+			return err
+		}
+		return nil
+	}
+	return err
 }

@@ -43,8 +43,8 @@ func TestConsumesAndCounts(t *testing.T) {
 	if err := m.end(); err != nil {
 		t.Error(err)
 	}
-	if n := strings.Count(m.log.String(), "level=ERROR"); n != 0 {
-		t.Errorf("%d error lines", n)
+	if log := m.log.String(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "level=WARN") {
+		t.Error("duplicates are no one's alarm, but there are warnings or errors") // case C26
 	}
 	b.wantLedger(500)
 }
@@ -94,6 +94,24 @@ func TestOnlyThePartitionStops(t *testing.T) {
 	if err := m.end(); err != nil {
 		t.Error(err)
 	}
+}
+
+// case C30: nor does its gauge stay where the partition was.
+func TestStoppedPartitionIsRevoked(t *testing.T) {
+	b := setup(t, 2)
+	b.publish(0, 1)
+	b.publish(1, 1)
+	first := b.start(b.config(func(_ context.Context, tx *inbox.Tx, _ inbox.Event) error {
+		tx.Queue("SELECT * FROM not_there")
+		return nil
+	}, nil))
+	stopped := func(want int) func() bool {
+		return func() bool { _, n := first.metric("consumer_partition_stopped"); return n == want }
+	}
+	b.eventually("both are stopped", stopped(2))
+	b.start(b.config(nil, nil))
+	b.eventually("the second applies one", func() bool { return b.ledger() == 1 })
+	b.eventually("the first shows the other alone", stopped(1))
 }
 
 // case C14: a handler that commits by itself stops its partition for good.
@@ -380,6 +398,61 @@ func TestShutdownDeadline(t *testing.T) {
 		t.Errorf("committed %d although nothing was applied", got)
 	}
 	b.wantLedger(0)
+}
+
+// case C17: told to stop while its join waits for a member that is not coming:
+// it leaves at once, or after it has waited in vain to commit.
+func TestShutdownDuringARebalance(t *testing.T) {
+	for _, pending := range []bool{false, true} {
+		t.Run(fmt.Sprint("pending=", pending), func(t *testing.T) {
+			b := setup(t, 2)
+			b.publish(0, 5)
+			cfg := b.config(nil, nil)
+			cfg.ShutdownTimeout = 4 * time.Second
+			m := b.start(cfg)
+			b.eventually("committed", func() bool { return b.committed(0) == 5 })
+			groups, err := b.admin.DescribeGroups(t.Context(), "g")
+			if err != nil {
+				t.Fatal(err)
+			}
+			me := groups["g"].Members[0].MemberID
+			joining, gone := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			b.k.ControlKey(int16(kmsg.JoinGroup), func(req kmsg.Request) (kmsg.Response, error, bool) {
+				b.k.KeepControl()
+				if req.(*kmsg.JoinGroupRequest).MemberID == me {
+					once.Do(func() { close(joining) })
+					b.k.SleepControl(func() { <-gone })
+				}
+				return nil, nil, false
+			})
+			defer close(gone)
+			other := b.start(b.config(nil, nil)) // makes the group rebalance
+			<-joining
+			if pending {
+				b.publish(0, 5)
+				b.eventually("applied", func() bool { return b.ledger() == 10 })
+			}
+			began := time.Now()
+			if err := m.end(); err != nil {
+				t.Error(err)
+			}
+			took := time.Since(began)
+			warned := strings.Contains(m.log.String(), "final offset commit failed")
+			if limit := map[bool]time.Duration{false: 3 * time.Second, true: 5 * time.Second}[pending]; took > limit || warned != pending {
+				t.Errorf("it took %s, warned %v, want at most %s and %v", took, warned, limit, pending)
+			}
+			if strings.Contains(m.log.String(), "could not leave") {
+				t.Error("it did not leave the group")
+			}
+			t.Logf("ended after %s", took.Round(time.Millisecond))
+			b.eventually("the other goes on", func() bool { return b.committed(0) == int64(b.ledger()) })
+			if err := other.end(); err != nil {
+				t.Error(err)
+			}
+			b.wantLedger(b.ledger())
+		})
+	}
 }
 
 // Told to stop while it still checks its surroundings: no error.
