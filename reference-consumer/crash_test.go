@@ -322,7 +322,11 @@ func TestStoppedOwner(t *testing.T) {
 	next := s.start(nil)
 	began := time.Now()
 	s.all(15 * time.Second)
-	t.Logf("drained %s after the next owner began (session timeout 1.5 s)", time.Since(began).Round(time.Millisecond))
+	took := time.Since(began)
+	t.Logf("drained %s after the next owner began (session timeout 1.5 s)", took.Round(time.Millisecond))
+	if took > 5*time.Second {
+		t.Errorf("drained after %s, want 5 s at most", took)
+	}
 	zombie.signal(syscall.SIGCONT)
 	s.publish(produce.Config{Count: 200, Accounts: 20, Seed: 4})
 	s.all(15 * time.Second)
