@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"sync/atomic"
 	"text/tabwriter"
 	"time"
@@ -61,8 +62,8 @@ func (r *runCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	if err != nil {
 		return err
 	}
-	if r.BatchSize < 1 {
-		return fmt.Errorf("--batch-size=%d: at least 1", r.BatchSize)
+	if err := r.check(); err != nil {
+		return err
 	}
 	reg := prometheus.NewRegistry()
 	var ready atomic.Bool
@@ -99,6 +100,28 @@ func (r *runCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	}
 	g.Go(func() error { return payments.Run(ctx, cfg) })
 	return g.Wait()
+}
+
+// check refuses values that would otherwise be taken for something else.
+func (r *runCmd) check() error {
+	if r.BatchSize < 1 {
+		return fmt.Errorf("--batch-size=%d: at least 1", r.BatchSize)
+	}
+	if r.Retention < 0 {
+		return fmt.Errorf("--retention=%s: not below 0, which means for ever", r.Retention)
+	}
+	for flag, d := range map[string]time.Duration{"session-timeout": r.SessionTimeout, "rebalance-timeout": r.RebalanceTimeout, "shutdown-timeout": r.ShutdownTimeout} {
+		if d <= 0 {
+			return fmt.Errorf("--%s=%s: must be positive", flag, d)
+		}
+	}
+	if r.Notify == "" {
+		return nil
+	}
+	if u, err := url.Parse(r.Notify); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return errors.New("--notify: no URL: give it as http://host/path")
+	}
+	return nil
 }
 
 type produceCmd struct {
@@ -163,8 +186,8 @@ func (p *pruneCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	if err != nil {
 		return err
 	}
-	if p.Retention <= 0 || p.Batch <= 0 {
-		return errors.New("--retention and --batch must be positive")
+	if p.Retention <= 0 || p.Batch <= 0 || p.Every <= 0 || p.Pause < 0 {
+		return errors.New("--retention, --batch and --every must be positive, --pause not negative")
 	}
 	client, err := s.Kafka.Options()
 	if err != nil {

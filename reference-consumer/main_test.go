@@ -47,6 +47,9 @@ func TestTheWholeProgram(t *testing.T) {
 	with := func(args ...string) []string {
 		return append(args, "--postgres.dsn="+dsn, "--kafka.brokers="+brokers, "--web.listen-address=127.0.0.1:0")
 	}
+	if code, _, errs := program(t, with("deadletters", "list")...); code != 1 || !strings.Contains(errs, "run `reference-consumer migrate`") {
+		t.Errorf("before migrate: exit %d, %q, want 1 and the remedy", code, errs)
+	}
 	if out := ok(t, with("migrate")...); !strings.Contains(out, "version") {
 		t.Errorf("migrate: %q", out)
 	}
@@ -145,6 +148,11 @@ func TestTheWholeProgram(t *testing.T) {
 		{"no such letter", "no such dead letter", []string{"deadletters", "show", "999999"}},
 		{"no such waiver", "marker-retention", []string{"run", "--allow=everything"}},
 		{"no such topic", "payments-nowhere", []string{"produce", "--topic=payments-nowhere"}},
+		{"a retention below 0", "--retention=-24h", []string{"run", "--retention=-1d"}},
+		{"no session timeout", "--session-timeout", []string{"run", "--session-timeout=0s"}},
+		{"no URL", "--notify", []string{"run", "--notify=foo"}},
+		{"no time between runs", "--every", []string{"prune", "--every=-5s"}},
+		{"no such waiver of prune", "marker-retention", []string{"prune", "--allow=nope"}},
 		{"a share above 1", "between 0 and 1", []string{"produce", "--duplicates=1.5"}},
 	} {
 		if code, _, errs := program(t, with(c.args...)...); code != 1 || !strings.Contains(errs, c.want) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -36,11 +37,11 @@ func List(ctx context.Context, db DB, f Filter) ([]Letter, error) {
 WHERE ($1 = '' OR consumer_group = $1) AND ($2 = '' OR reason = $2) AND ($3 = '' OR event_id = $3) AND ($4 OR requeued_at IS NULL)
 ORDER BY id DESC LIMIT $5`, f.Group, f.Reason, f.EventID, f.Requeued, f.Limit)
 	if err != nil {
-		return nil, fmt.Errorf("list dead letters: %w", err)
+		return nil, fmt.Errorf("list dead letters: %w", remedy(err))
 	}
 	letters, err := pgx.CollectRows(rows, scan)
 	if err != nil {
-		return nil, fmt.Errorf("list dead letters: %w", err)
+		return nil, fmt.Errorf("list dead letters: %w", remedy(err))
 	}
 	return letters, nil
 }
@@ -63,9 +64,18 @@ func one(rows pgx.Rows, id int64) (Letter, error) {
 		return l, fmt.Errorf("dead letter %d: %w", id, ErrNotFound)
 	}
 	if err != nil {
-		return l, fmt.Errorf("dead letter %d: %w", id, err)
+		return l, fmt.Errorf("dead letter %d: %w", id, remedy(err))
 	}
 	return l, nil
+}
+
+// remedy for a missing table.
+func remedy(err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == "42P01" {
+		return fmt.Errorf("%w: run `reference-consumer migrate`", err)
+	}
+	return err
 }
 
 func scan(row pgx.CollectableRow) (Letter, error) {

@@ -55,8 +55,13 @@ type Config struct {
 const lock = 7_310_577_062
 
 func (cfg *Config) defaults() error {
-	if cfg.Retention < 0 || cfg.Batch < 0 || cfg.Pause < 0 {
-		return errors.New("--retention, --batch and --pause must not be negative")
+	if cfg.Retention < 0 || cfg.Batch < 0 || cfg.Pause < 0 || cfg.Every < 0 {
+		return errors.New("--retention, --batch, --pause and --every must not be negative")
+	}
+	for _, name := range cfg.Allow {
+		if name != AssertRetention {
+			return fmt.Errorf("--allow=%s: no such assertion, there is %s", name, AssertRetention)
+		}
 	}
 	def(&cfg.Retention, 8*24*time.Hour)
 	def(&cfg.Batch, 10_000)
