@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -186,40 +187,56 @@ const batchSQL = `WITH doomed AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM gone), (SELECT max(processed_at) FROM doomed)`
 
+// lockTries is how often a batch is tried while another session holds one of
+// its rows.
+const lockTries = 10
+
 func (p *pruner) batches(ctx context.Context, conn *pgx.Conn) error {
 	from := p.from
-	for {
+	for blocked := 0; ; {
 		start := time.Now()
-		var n int64
-		var upTo *time.Time
-		p.cfg.Failpoint("before_prune_batch")
-		tx, err := conn.Begin(ctx)
-		if err != nil {
+		n, upTo, err := p.batch(ctx, conn, from)
+		var pg *pgconn.PgError
+		switch {
+		case err == nil:
+			blocked = 0
+			p.m.batch(n, time.Since(start))
+			if upTo != nil {
+				from = *upTo
+			}
+			if n < int64(p.cfg.Batch) {
+				// What commits late may still come in below: look again from a
+				// little earlier the next time.
+				p.from = from.Add(-time.Hour)
+				return nil
+			}
+		case errors.As(err, &pg) && pg.Code == "55P03" && blocked+1 < lockTries:
+			blocked++
+			p.cfg.Log.Warn("another session holds a marker that is due: trying the batch again", "tries", blocked, "error", err)
+		default:
 			return fmt.Errorf("delete markers: %w", err)
-		}
-		err = tx.QueryRow(ctx, batchSQL, from, p.cfg.Retention, p.cfg.Batch).Scan(&n, &upTo)
-		p.cfg.Failpoint("in_prune_batch")
-		if err == nil {
-			err = tx.Commit(ctx)
-		}
-		if err != nil {
-			_ = tx.Rollback(context.WithoutCancel(ctx))
-			return fmt.Errorf("delete markers: %w", err)
-		}
-		p.m.batch(n, time.Since(start))
-		if upTo != nil {
-			from = *upTo
-		}
-		if n < int64(p.cfg.Batch) {
-			// What commits late may still come in below: look again from a
-			// little earlier the next time.
-			p.from = from.Add(-time.Hour)
-			return nil
 		}
 		if !wait(ctx, p.cfg.Pause) {
 			return ctx.Err()
 		}
 	}
+}
+
+// batch deletes one batch in one transaction. It waits for others' locks only
+// briefly, since it holds locks itself the while.
+func (p *pruner) batch(ctx context.Context, conn *pgx.Conn, from time.Time) (n int64, upTo *time.Time, err error) {
+	p.cfg.Failpoint("before_prune_batch")
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = '1s'"); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, batchSQL, from, p.cfg.Retention, p.cfg.Batch).Scan(&n, &upTo); err != nil {
+			return err
+		}
+		p.cfg.Failpoint("in_prune_batch")
+		return nil
+	})
+	return n, upTo, err
 }
 
 func wait(ctx context.Context, d time.Duration) bool {

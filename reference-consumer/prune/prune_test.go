@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -220,6 +221,44 @@ func TestPruneBesideConsumers(t *testing.T) {
 	wg.Wait()
 	if n := b.count("SELECT count(*) FROM processed_events WHERE processed_at < now() - interval '8 days'"); n != 0 {
 		t.Errorf("%d markers past their retention left", n)
+	}
+}
+
+// case C25: a marker that another session holds is waited for briefly, and the
+// batch keeps none of its own locks while it rests; the next try finds it free.
+func TestHeldMarker(t *testing.T) {
+	t.Parallel()
+	b := open(t, testenv.Postgres(t), schema.Options{})
+	b.seed("old-", 100, day, 9*day)
+	holder, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Exec(t.Context(), "SELECT FROM processed_events WHERE event_id = 'old-50' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	var log testenv.Log
+	tries, free := 0, 0
+	_, err = b.once(func(c *Config) {
+		c.Log = slog.New(slog.NewTextHandler(&log, nil))
+		c.Failpoint = func(p string) {
+			if p != "before_prune_batch" {
+				return
+			}
+			if tries++; tries == 2 {
+				free = b.count("SELECT count(*) FROM (SELECT FROM processed_events FOR UPDATE SKIP LOCKED) f")
+				_ = holder.Rollback(context.Background())
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := b.count("SELECT count(*) FROM processed_events"); n != 0 || tries != 2 || free != 99 {
+		t.Errorf("%d markers left after %d tries, %d free in between, want 0, 2 and 99", n, tries, free)
+	}
+	if !strings.Contains(log.String(), "another session holds a marker") {
+		t.Error("no warning")
 	}
 }
 
