@@ -33,7 +33,8 @@ type Shared struct {
 	Topic string           `default:"payments" help:"Topic of the events."`
 	Group string           `default:"ledger-writer" help:"Consumer group; the first half of a marker's key."`
 	Web   struct {
-		ListenAddress string `name:"listen-address" default:":10078" help:"Address of /metrics, /-/healthy and /-/ready; empty: none."`
+		ListenAddress string `name:"listen-address" default:":10078" help:"Address of the metrics, /-/healthy and /-/ready; empty: none."`
+		TelemetryPath string `name:"telemetry-path" default:"/metrics" help:"Path under which to expose metrics."`
 		ConfigFile    string `name:"config.file" type:"path" help:"exporter-toolkit configuration: TLS, basic auth."`
 	} `embed:"" prefix:"web."`
 	Log struct {
@@ -55,9 +56,13 @@ func (s *Shared) serve(reg *prometheus.Registry, log *slog.Logger, ready func() 
 	if s.Web.ListenAddress == "" {
 		return func() {}, nil
 	}
+	path := s.Web.TelemetryPath
+	if !strings.HasPrefix(path, "/") || path == "/" || strings.HasPrefix(path, "/-/") || strings.ContainsAny(path, " {}") {
+		return nil, fmt.Errorf("--web.telemetry-path=%s: want a path of its own, such as /metrics", path)
+	}
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, Timeout: 10 * time.Second})))
+	mux.Handle(path, promhttp.InstrumentMetricHandler(reg, promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, Timeout: 10 * time.Second})))
 	mux.HandleFunc("/-/healthy", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "healthy") })
 	mux.HandleFunc("/-/ready", func(w http.ResponseWriter, _ *http.Request) {
 		if !ready() {

@@ -63,7 +63,9 @@ func TestTheWholeProgram(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var log testenv.Log
 	exit := make(chan int, 1)
-	go func() { exit <- execute(ctx, with("run", "--batch-size=50", "--log.format=json"), io.Discard, &log) }()
+	go func() {
+		exit <- execute(ctx, with("run", "--batch-size=50", "--log.format=json", "--web.telemetry-path=/m"), io.Discard, &log)
+	}()
 	address := ""
 	wait(t, "the address", func() bool {
 		m := regexp.MustCompile(`"serving metrics","address":"([^"]+)"`).FindStringSubmatch(log.String())
@@ -86,7 +88,7 @@ func TestTheWholeProgram(t *testing.T) {
 	// left out may be reused.
 	applied := sound(t, brokers, events)
 	wait(t, "all events", func() bool {
-		_, body := get("/metrics")
+		_, body := get("/m")
 		m := regexp.MustCompile(`events_handled_total\{.*outcome="processed".*\} (\d+)`).FindStringSubmatch(body)
 		return m != nil && m[1] == fmt.Sprint(applied)
 	})
@@ -150,6 +152,7 @@ func TestTheWholeProgram(t *testing.T) {
 		{"no such topic", "payments-nowhere", []string{"produce", "--topic=payments-nowhere"}},
 		{"a retention below 0", "--retention=-24h", []string{"run", "--retention=-1d"}},
 		{"no session timeout", "--session-timeout", []string{"run", "--session-timeout=0s"}},
+		{"a path of the probes", "--web.telemetry-path", []string{"run", "--web.telemetry-path=/-/ready"}},
 		{"no URL", "--notify", []string{"run", "--notify=foo"}},
 		{"no time between runs", "--every", []string{"prune", "--every=-5s"}},
 		{"no such waiver of prune", "marker-retention", []string{"prune", "--allow=nope"}},

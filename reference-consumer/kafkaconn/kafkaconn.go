@@ -42,6 +42,12 @@ type SASL struct {
 	Password     string `name:"password" help:"Password; better in the environment or a file."`
 	PasswordFile string `name:"password-file" type:"path" help:"File that holds the password."`
 	TokenFile    string `name:"oauth-token-file" type:"path" help:"File that holds the bearer token; read at each authentication."`
+
+	TokenURL         string   `name:"oauth-token-url" placeholder:"URL" help:"Token endpoint of OAUTHBEARER (grant type client_credentials), instead of a token file."`
+	ClientID         string   `name:"oauth-client-id" help:"Client id at the token endpoint."`
+	ClientSecret     string   `name:"oauth-client-secret" help:"Client secret at the token endpoint; better in the environment or a file."`
+	ClientSecretFile string   `name:"oauth-client-secret-file" type:"path" help:"File with the client secret, read again for every token."`
+	Scopes           []string `name:"oauth-scopes" help:"Scopes to ask the token endpoint for."`
 }
 
 // Options for a client.
@@ -97,8 +103,11 @@ func (t TLS) config() (*tls.Config, error) {
 
 func (s SASL) mechanism() (sasl.Mechanism, error) {
 	if s.Mechanism == "OAUTHBEARER" {
-		if s.TokenFile == "" {
-			return nil, errors.New("OAUTHBEARER needs --kafka.sasl.oauth-token-file")
+		if (s.TokenFile == "") == (s.TokenURL == "") {
+			return nil, errors.New("OAUTHBEARER needs either --kafka.sasl.oauth-token-file or --kafka.sasl.oauth-token-url")
+		}
+		if s.TokenURL != "" {
+			return s.endpoint()
 		}
 		return oauth.Oauth(func(context.Context) (oauth.Auth, error) {
 			token, err := os.ReadFile(s.TokenFile)
