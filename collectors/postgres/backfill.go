@@ -10,8 +10,8 @@ import (
 )
 
 // backfill counts a range in chunks, oldest first, each in a short snapshot of
-// its own: all that was there before the first poll, or what came during a
-// long absence. What lies between next and end is not counted yet; what
+// its own: all that was there before the first poll (the past, and then what
+// lies ahead of the first tail), or what came during a long absence. What lies between next and end is not counted yet; what
 // changes below next is followed as everywhere.
 type backfill struct {
 	active  bool
@@ -29,9 +29,13 @@ func (f *backfill) begin(from, to int64, initial bool) {
 	*f = backfill{active: true, initial: initial, next: from, end: to, from: from, span: minute, began: time.Now()}
 }
 
-// progress is the share of the range that is counted.
+// ahead says that the future is being counted.
+func (f *backfill) ahead() bool { return f.active && f.end == maxTime }
+
+// progress is the share of the range that is counted; of the past, as the
+// future has no end to measure by.
 func (f *backfill) progress() float64 {
-	if !f.active {
+	if !f.active || f.ahead() {
 		return 1
 	}
 	if f.next == minTime || f.end <= f.from {
@@ -63,6 +67,9 @@ func (l *ledger) fill(ctx context.Context, r *reading) error {
 			break
 		}
 	}
+	if f.ahead() {
+		r.reasons[ReasonFuture] = true
+	}
 	if f.active {
 		l.store.log.Info("counting the markers that are there already", "progress", f.progress(), "rows", f.rows, "for", time.Since(f.began).Round(time.Second))
 	} else {
@@ -89,7 +96,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 		}
 		lo = max(f.next, floor(oldest, l.width))
 		hi = min(l.chunkEnd(lo), f.end)
-		if f.span < l.width && lo > firstTime {
+		if f.span < l.width && lo > firstTime && lo <= lastTime {
 			return nil
 		}
 		done = true
@@ -121,8 +128,17 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 		l.apply(r, f.next, hi, counted)
 	}
 	f.next = hi
+	if f.ahead() {
+		l.farFrom = hi
+	}
 	l.bound()
 	if f.next >= f.end {
+		if l.farFrom < maxTime {
+			rows, began := f.rows, f.began
+			f.begin(l.farFrom, maxTime, true)
+			f.rows, f.began = rows, began
+			return nil
+		}
 		f.active, f.ended = false, time.Now()
 		l.scrub.since = f.began
 		return nil
@@ -165,6 +181,9 @@ func (l *ledger) skipDead(ctx context.Context) error {
 func (l *ledger) chunkEnd(lo int64) int64 {
 	if lo < firstTime {
 		return floor(firstTime, l.width)
+	}
+	if lo > lastTime {
+		return maxTime
 	}
 	return floor(lo, l.width) + max(floor(l.backfill.span, l.width), l.width)
 }

@@ -78,6 +78,9 @@ type ledger struct {
 	// tailFrom is where the next tail begins. hotFrom is where fine buckets
 	// begin, below it.
 	tailFrom, hotFrom int64
+	// farFrom is where the future begins that nobody has counted yet; maxTime
+	// once all of it is.
+	farFrom int64
 	// tailTooLong says that the last tail was too much for one statement.
 	tailTooLong bool
 	// edgeFrom is where the pruned edge was left unfinished, 0 where it was not.

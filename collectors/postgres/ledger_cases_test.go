@@ -258,6 +258,50 @@ func TestManyFutureRows(t *testing.T) {
 	b.pollExact()
 }
 
+// What lies ahead at the start may be too much for one statement: it is counted
+// in chunks as the past is, and no poll reads more of it than its share.
+func TestTheFutureIsCountedInChunks(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	b.exec(`INSERT INTO processed_events SELECT 'g', 'e' || i, 't', i % 4, i, now() + (i - 30) * interval '8 minutes' FROM generate_series(1, 100) i`)
+	b.exec(`INSERT INTO processed_events SELECT 'g', at, 'far', 0, 0, at::timestamptz FROM unnest(ARRAY['20000-01-01', '200000-12-31', 'infinity']) at`)
+	b.ids = 100
+	tuning := defaultTuning()
+	tuning.share, tuning.chunk, tuning.futureRows = 0.0002, time.Nanosecond, 50
+	b.store.ledger = newLedger(b.store, tuning)
+	l := b.store.ledger
+	polls, ahead := 0, 0
+	for ; polls < 2000; polls++ {
+		m := b.poll()
+		if polls == 0 {
+			if n := l.book.rows(l.clock+2*tuning.future, maxTime); n != 0 {
+				t.Errorf("the first poll counted %d rows of the future", n)
+			}
+		}
+		if m.Ready {
+			break
+		}
+		if l.backfill.ahead() {
+			ahead++
+			if !slices.Contains(m.Inexact, ReasonFuture) {
+				t.Fatalf("reasons %v while the future is counted", m.Inexact)
+			}
+		}
+	}
+	t.Logf("ready after %d polls, %d of them for the future", polls, ahead)
+	if ahead < 5 {
+		t.Errorf("the future was counted in %d polls: nothing was tested", ahead)
+	}
+	m := b.pollExact()
+	if s, far := m.find("g", "t"), m.find("g", "far"); s.Rows != 100 || far.Rows != 3 || s.Inserted+far.Inserted != 0 {
+		t.Errorf("%+v %+v, want 100 and 3 rows, none inserted", s, far)
+	}
+	b.insert("g", "t", 10, 0)
+	if n := b.pollExact().find("g", "t").Inserted; n != 10 {
+		t.Errorf("%d inserted, want 10", n)
+	}
+}
+
 func TestTheServersClockJumps(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)
