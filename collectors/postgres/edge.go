@@ -119,7 +119,7 @@ func (l *ledger) observeSeries(r *reading, series int32, lost []change) {
 			return
 		}
 		newest, atEnd := newestLost(c)
-		if !atEnd {
+		if !atEnd || infinite(newest) {
 			continue
 		}
 		s.observed, s.hasObserved = r.inside.clock-newest, true

@@ -234,6 +234,55 @@ func TestTimesBeyondReason(t *testing.T) {
 	}
 }
 
+// Times that a time.Duration cannot reach have an age; infinities have none.
+func TestAgesBeyondReason(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{Database: "db"}, runbookDDL)
+	want := map[string]float64{}
+	for _, at := range []string{"0001-01-01", "0002-01-01", "1600-01-01", "9999-12-31", "200000-01-01"} {
+		b.exec(fmt.Sprintf(insertSQL, ", processed_at", fmt.Sprintf("'g', '%[1]s', '%[1]s', 0, 1, '%[1]s+00'", at)))
+		var seconds float64
+		if err := b.conn.QueryRow(t.Context(), "SELECT extract(epoch FROM now())::float8 - extract(epoch FROM $1::text::timestamptz)::float8", at+"+00").Scan(&seconds); err != nil {
+			t.Fatal(err)
+		}
+		want[at] = seconds
+	}
+	for _, at := range []string{"infinity", "-infinity"} {
+		b.exec(fmt.Sprintf(insertSQL, ", processed_at", fmt.Sprintf("'g', '%[1]s', '%[1]s', 0, 1, '%[1]s'", at)))
+	}
+	m := b.pollExact()
+	p := b.page(m, m.ReadAt)
+	labels := "_age_seconds consumer_group=g database=db topic="
+	for at, seconds := range want {
+		for _, end := range []string{"oldest", "newest"} {
+			got, there := p["processed_events_"+end+labels+at]
+			if !there || got < seconds || got > seconds+10 {
+				t.Errorf("%s age of %s = %.0f s (%v), want %.0f", end, at, got, there, seconds)
+			}
+		}
+		s := m.find("g", at)
+		if age := m.Age(s.Oldest, m.ReadAt); (age > 0) != (seconds > 0) || (-age > 0) != (seconds < 0) || age-100*365*24*time.Hour > age {
+			t.Errorf("age of %s = %s", at, age)
+		}
+	}
+	for _, at := range []string{"infinity", "-infinity"} {
+		if s := m.find("g", at); s.Rows != 1 {
+			t.Errorf("%s: %+v, want 1 row", at, s)
+		}
+		if age, there := p["processed_events_oldest"+labels+at]; there {
+			t.Errorf("age of %s = %v", at, age)
+		}
+	}
+	b.exec("DELETE FROM processed_events WHERE event_id IN ('0001-01-01', '-infinity')")
+	m = b.pollExact()
+	if s := m.find("g", "0001-01-01"); s.Rows != 0 || !s.Oldest.IsZero() || s.ObservedRetention < 100*365*24*time.Hour {
+		t.Errorf("pruned: %+v", s)
+	}
+	if s := m.find("g", "-infinity"); s.Pruning {
+		t.Errorf("pruned: %+v, want no retention observed of an infinity", s)
+	}
+}
+
 func TestManyFutureRows(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -125,7 +126,7 @@ type Series struct {
 	// no index tells.
 	LastDay int64
 	// Oldest and Newest are the markers' times on the column's clock; zero
-	// where there are none or they are not known yet.
+	// where there are none, they are not known yet or infinite.
 	Oldest, Newest time.Time
 	// Inserted and Pruned are the markers seen to appear and to vanish since
 	// the start.
@@ -143,9 +144,22 @@ type Series struct {
 }
 
 // Age is how old a time of the column is at now, our clock: by the server's
-// clock at the poll and the time that has passed here since.
+// clock at the poll and the time that has passed here since. It stays within
+// 146 years.
 func (m *Markers) Age(t, now time.Time) time.Duration {
-	return m.ServerTime.Sub(t) + now.Sub(m.ReadAt)
+	return duration(m.ServerTime.UnixMicro()-t.UnixMicro()) + now.Sub(m.ReadAt)
+}
+
+// ageSeconds is the age without bounds, for export.
+func (m *Markers) ageSeconds(t, now time.Time) float64 {
+	return float64(m.ServerTime.UnixMicro()-t.UnixMicro())/float64(second) + now.Sub(m.ReadAt).Seconds()
+}
+
+// duration converts microseconds and stays within half of what a Duration can
+// hold, so that callers may add and subtract.
+func duration(us int64) time.Duration {
+	const bound = math.MaxInt64 / 2 / int64(time.Microsecond)
+	return time.Duration(min(max(us, -bound), bound)) * time.Microsecond
 }
 
 // PerDay is how many markers of a series a day brings, by the last day or
@@ -202,10 +216,10 @@ func (m *Markers) Collect(now time.Time, ch chan<- prometheus.Metric) {
 		poll.Counter(ch, insertedDesc, float64(s.Inserted), db, s.Group, s.Topic)
 		poll.Counter(ch, prunedDesc, float64(s.Pruned), db, s.Group, s.Topic)
 		if !s.Oldest.IsZero() {
-			poll.Gauge(ch, oldestDesc, m.Age(s.Oldest, now).Seconds(), db, s.Group, s.Topic)
+			poll.Gauge(ch, oldestDesc, m.ageSeconds(s.Oldest, now), db, s.Group, s.Topic)
 		}
 		if !s.Newest.IsZero() {
-			poll.Gauge(ch, newestDesc, m.Age(s.Newest, now).Seconds(), db, s.Group, s.Topic)
+			poll.Gauge(ch, newestDesc, m.ageSeconds(s.Newest, now), db, s.Group, s.Topic)
 		}
 		if s.Pruning {
 			poll.Gauge(ch, observedDesc, s.ObservedRetention.Seconds(), db, s.Group, s.Topic)
@@ -259,7 +273,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 		t := totals[id]
 		out := Series{
 			Group: s.key.group, Topic: s.key.topic, Counted: m.Ready, Inserted: s.inserted, Pruned: s.pruned,
-			ObservedRetention: time.Duration(s.observed) * time.Microsecond, Pruning: s.hasObserved,
+			ObservedRetention: duration(s.observed), Pruning: s.hasObserved,
 			Handled: s.known(),
 		}
 		groups[out.Group] = true
@@ -314,5 +328,9 @@ func finite(t int64) time.Time {
 	if infinite(t) {
 		return time.Time{}
 	}
-	return time.UnixMicro(t).UTC()
+	u := time.UnixMicro(t).UTC()
+	if u.IsZero() { // .NET's DateTime.MinValue is a time like others, and no absence
+		u = u.Add(time.Microsecond)
+	}
+	return u
 }
