@@ -475,6 +475,13 @@ func TestNoTimeZoneShiftsAges(t *testing.T) {
 	}
 }
 
+func TestUnknownTimeZone(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{TimeZone: "Mars/Phobos"}, strings.ReplaceAll(runbookDDL, "timestamptz", "timestamp"))
+	wantError(t, b.store, "malformed", "Mars/Phobos", "postgres.time-zone", "pg_timezone_names")
+	wantError(t, newStore(t, Config{DSN: b.dsn + "&options=-c%20timezone%3DMars/Phobos"}), "malformed", "Mars/Phobos", "options of postgres.dsn")
+}
+
 // case P14
 func TestPrunedRowsThatASnapshotKeepsAreNotWalkedAgain(t *testing.T) {
 	t.Parallel()

@@ -72,6 +72,10 @@ func explainCode(pg *pgconn.PgError) (kind, remedy string) {
 		return "overloaded", "each process that logs in as the role needs 2 connections: see the role's CONNECTION LIMIT and the server's max_connections"
 	case strings.HasPrefix(pg.Code, "53"):
 		return "overloaded", "the server is out of a resource, such as memory or disk"
+	case pg.Code == "22023" && pg.SeverityUnlocalized == "FATAL": // when connecting
+		return "malformed", "check the options of postgres.dsn (or PGOPTIONS)"
+	case pg.Code == "22023": // invalid_parameter_value: of all we send, a time zone
+		return "malformed", "set postgres.time-zone to a name that the server knows (SELECT name FROM pg_timezone_names), such as Europe/Berlin"
 	case strings.HasPrefix(pg.Code, "22"):
 		return "malformed", "a row of it cannot be read"
 	case strings.HasPrefix(pg.Code, "40"):
