@@ -617,6 +617,37 @@ func TestTableReplaced(t *testing.T) {
 	}
 }
 
+// A column or an index that comes or goes is noticed at the next poll.
+func TestColumnsAndIndexesChange(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	b.insert("g", "t", 10, time.Hour)
+	if n := b.pollExact().find("g", "t").Rows; n != 10 {
+		t.Fatalf("%d rows, want 10", n)
+	}
+	at := b.store.ledger.schema.at
+	b.exec("ANALYZE processed_events")
+	if b.pollExact(); b.store.ledger.schema.at != at {
+		t.Error("the structure was read again though nothing had changed")
+	}
+	b.exec("ALTER TABLE processed_events DROP topic")
+	if n := b.pollExact().find("g", "").Rows; n != 10 {
+		t.Errorf("%d rows without topic, want 10", n)
+	}
+	b.exec("ALTER TABLE processed_events ADD topic text NOT NULL DEFAULT 't'")
+	if n := b.pollExact().find("g", "t").Rows; n != 10 {
+		t.Errorf("%d rows of topic t, want 10", n)
+	}
+	b.exec("DROP INDEX processed_events_processed_at")
+	if m := b.poll(); !slices.Contains(m.Inexact, ReasonNoIndex) {
+		t.Errorf("reasons %v, want no_index", m.Inexact)
+	}
+	b.exec("CREATE INDEX ON processed_events (processed_at)")
+	if m := b.pollExact(); len(m.Inexact) != 0 {
+		t.Errorf("reasons %v with the index, want none", m.Inexact)
+	}
+}
+
 // A steady poll reads a small part of the table, also with a group that is new
 // or rare. case P13
 func TestASteadyPollReadsLittle(t *testing.T) {

@@ -62,7 +62,19 @@ const schemaSQL = `SELECT jsonb_build_object(
 
 // checkSQL tells whether what was discovered still stands, as far as can be
 // told for next to nothing.
-const checkSQL = `SELECT coalesce(to_regclass($1)::oid::bigint, 0), current_database(), pg_is_in_recovery(), extract(epoch FROM pg_postmaster_start_time())::text`
+const checkSQL = `SELECT coalesce(t::bigint, 0), current_database(), pg_is_in_recovery(), extract(epoch FROM pg_postmaster_start_time())::text,
+  md5(concat((SELECT string_agg(attnum || ':' || xmin, ' ' ORDER BY attnum) FROM pg_attribute WHERE attrelid = t AND attnum > 0), '/',
+             (SELECT string_agg(indexrelid || ':' || xmin, ' ' ORDER BY indexrelid) FROM pg_index WHERE indrelid = t)))
+FROM (SELECT to_regclass($1)::oid) AS of(t)`
+
+// landmark is what checkSQL tells. Columns and indexes are told by the
+// transactions that last changed their rows in the catalogue.
+type landmark struct {
+	table           int64
+	database        string
+	standby         bool
+	started, layout string
+}
 
 // schemaTTL is how long a discovery stands. An error ends it at once.
 const schemaTTL = time.Minute
@@ -70,25 +82,22 @@ const schemaTTL = time.Minute
 // discovery is what was last discovered.
 type discovery struct {
 	at       time.Time
+	landmark landmark
 	session  *session
 	problems []poll.Problem
 }
 
 // discovered is discover, by what is remembered where it still stands.
 func (s *Store) discovered(ctx context.Context, conn *pgx.Conn, d *discovery) (err error) {
-	if d.session != nil && d.session.Table.TimeIndex != "" && time.Since(d.at) < schemaTTL {
-		var oid int64
-		var now session
-		if err := conn.QueryRow(ctx, checkSQL, s.name.Sanitize()).Scan(&oid, &now.Database, &now.Standby, &now.Started); err != nil {
-			return err
-		}
-		was := d.session
-		if uint32(oid) == was.Table.OID && now.Database == was.Database && now.Standby == was.Standby && now.Started == was.Started {
-			return nil
-		}
+	var now landmark
+	if err := conn.QueryRow(ctx, checkSQL, s.name.Sanitize()).Scan(&now.table, &now.database, &now.standby, &now.started, &now.layout); err != nil {
+		return err
+	}
+	if d.session != nil && d.session.Table.TimeIndex != "" && time.Since(d.at) < schemaTTL && now == d.landmark {
+		return nil
 	}
 	d.session, d.problems, err = s.discover(ctx, conn)
-	d.at = time.Now()
+	d.at, d.landmark = time.Now(), now
 	return err
 }
 
