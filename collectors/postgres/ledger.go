@@ -32,6 +32,8 @@ type tuning struct {
 	future, futureRows int64
 	// gap is the longest tail that is counted at once.
 	gap int64
+	// budget is snapshotBudget.
+	budget time.Duration
 	// chunk is how long a statement of the backfill should take, and share how
 	// much of a poll's time the backfill may use.
 	chunk time.Duration
@@ -49,8 +51,9 @@ func defaultTuning() tuning {
 		slack: 5 * second, standbySlack: 2 * minute,
 		edgeRows: 1000, scrubRows: 20_000,
 		future: 5 * minute, futureRows: 20_000,
-		gap:   10 * minute,
-		chunk: 200 * time.Millisecond, share: 0.6,
+		gap:    10 * minute,
+		budget: snapshotBudget,
+		chunk:  200 * time.Millisecond, share: 0.6,
 		settle: 15 * time.Second,
 		duty:   0.01,
 	}

@@ -18,7 +18,7 @@ type recounter struct {
 }
 
 // spent says whether the snapshot is old enough to end.
-func (q *recounter) spent() bool { return time.Since(q.began) > snapshotBudget }
+func (q *recounter) spent() bool { return time.Since(q.began) > q.t.budget }
 
 // recount counts a range again that may lie anywhere, and leaves out what this
 // poll's tail has counted and what the backfill has yet to count.
