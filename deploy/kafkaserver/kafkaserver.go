@@ -54,11 +54,7 @@ type node struct {
 
 // Start makes and starts a cluster.
 func Start(ctx context.Context, o Options) (*Server, error) {
-	java, err := findJava()
-	if err != nil {
-		return nil, err
-	}
-	classpath, err := resolve(ctx)
+	java, classpath, err := find(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -34,6 +34,15 @@ const pom = `<project xmlns="http://maven.apache.org/POM/4.0.0">
 </project>
 `
 
+// find is what every program of Kafka's is run with.
+func find(ctx context.Context) (java, classpath string, err error) {
+	if java, err = findJava(); err != nil {
+		return "", "", err
+	}
+	classpath, err = resolve(ctx)
+	return java, classpath, err
+}
+
 func findJava() (string, error) {
 	if home := os.Getenv("JAVA_HOME"); home != "" {
 		if p, err := exec.LookPath(filepath.Join(home, "bin", "java")); err == nil {
@@ -102,11 +111,7 @@ func resolve(ctx context.Context) (string, error) {
 // org.apache.kafka.tools.AclCommand for kafka-acls.sh: a command and its first
 // arguments.
 func Tool(ctx context.Context, class string) ([]string, error) {
-	java, err := findJava()
-	if err != nil {
-		return nil, err
-	}
-	classpath, err := resolve(ctx)
+	java, classpath, err := find(ctx)
 	if err != nil {
 		return nil, err
 	}
