@@ -91,7 +91,7 @@ func unsecured(user string, life time.Duration) string {
 }
 
 // A real broker with mutual TLS, every SASL mechanism and access rules: each
-// way in, each way not, and what a denied topic costs (K6, K20).
+// way in, each way not, and what a denied topic costs.
 func TestRealAuthentication(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
@@ -224,7 +224,7 @@ func TestRealAuthentication(t *testing.T) {
 		b.clock.add(4 * interval) // what was seen before is stale
 		b.until("the topic again", has(lag("consumer_lag", "ledger", good, 0)))
 	})
-	// case K20: the broker ends a session with its token; another token is
+	// The broker ends a session with its token; another token is
 	// fetched before, and one that the broker does not accept is not kept.
 	t.Run("tokens are renewed", func(t *testing.T) {
 		life = 6 * time.Second

@@ -27,7 +27,8 @@ type Retention struct {
 	WorstCaseSeconds float64
 }
 
-// The keys that are asked for, and no other (case K13).
+// The keys that are asked for, and no other: a broker's answer with all keys of
+// a thousand topics is megabytes.
 var retentionKeys = []string{"cleanup.policy", "retention.ms", "retention.bytes", "segment.ms"}
 
 // retentionOf reads a topic's effective configuration.
@@ -152,5 +153,21 @@ func (t *topicConfigs) refresh(ctx context.Context, r *requester, meta metadata,
 			c.again = kindOf(c.err) != "denied"
 		}
 		t.byTopic[res.ResourceName] = c
+	}
+}
+
+func (t *Topics) fillConfigs(meta metadata, configs topicConfigs) {
+	for name, topic := range t.Topics {
+		if meta.topics[name].err != nil {
+			continue
+		}
+		conf, ok := configs.byTopic[name]
+		switch {
+		case !ok:
+		case conf.err != nil:
+			t.problems = append(t.problems, problem("topic "+name+", configuration", conf.err))
+		default:
+			topic.Retention = known(conf.retention)
+		}
 	}
 }

@@ -34,13 +34,6 @@ func newFilter(flag, include, exclude string) (filter, error) {
 	return f, nil
 }
 
-func (f filter) lets(name string) bool {
+func (f filter) matches(name string) bool {
 	return (f.include == nil || f.include.MatchString(name)) && (f.exclude == nil || !f.exclude.MatchString(name))
-}
-
-// LetsTopic says whether the configuration lets a topic be watched. An
-// expression that does not compile lets nothing.
-func (c Config) LetsTopic(name string) bool {
-	f, err := newFilter("--kafka.topic", c.Topic, c.TopicExclude)
-	return err == nil && f.lets(name)
 }

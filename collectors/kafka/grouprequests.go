@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"oncewatch/collectors/poll"
@@ -95,7 +94,7 @@ type commits struct {
 }
 
 // fetchCommits asks each coordinator once for all its groups.
-func (r *requester) fetchCommits(ctx context.Context, groups []listedGroup, lets func(topic string) bool) (map[string]commits, []poll.Problem) {
+func (r *requester) fetchCommits(ctx context.Context, groups []listedGroup, watched func(topic string) bool) (map[string]commits, []poll.Problem) {
 	requests := map[int32]kmsg.Request{}
 	for _, g := range groups {
 		req, _ := requests[g.coordinator].(*kmsg.OffsetFetchRequest)
@@ -115,7 +114,7 @@ func (r *requester) fetchCommits(ctx context.Context, groups []listedGroup, lets
 			c := commits{topics: map[string][]commit{}, err: codeError(g.ErrorCode)}
 			failed := map[string]error{}
 			for _, t := range g.Topics {
-				if !lets(t.Topic) {
+				if !watched(t.Topic) {
 					continue
 				}
 				for _, p := range t.Partitions {
@@ -123,7 +122,7 @@ func (r *requester) fetchCommits(ctx context.Context, groups []listedGroup, lets
 						failed[t.Topic] = err
 						continue
 					}
-					if p.Offset >= 0 { // -1: no commit (case K2)
+					if p.Offset >= 0 { // -1: no commit, which is no lag of the whole log
 						c.topics[t.Topic] = append(c.topics[t.Topic], commit{p.Partition, p.Offset})
 					}
 				}
@@ -143,63 +142,4 @@ func (r *requester) fetchCommits(ctx context.Context, groups []listedGroup, lets
 		}
 	}
 	return out, problems
-}
-
-// description is what only describing a group tells.
-type description struct {
-	state   string
-	members int
-	err     error
-}
-
-// describe asks each coordinator once for all its groups of one type.
-func (r *requester) describe(ctx context.Context, groups []listedGroup, kind string) map[string]description {
-	names := map[int32][]string{}
-	for _, g := range groups {
-		if g.kind == kind {
-			names[g.coordinator] = append(names[g.coordinator], g.name)
-		}
-	}
-	out := map[string]description{}
-	refused := map[int32]error{}
-	if kind == consumer {
-		requests := map[int32]kmsg.Request{}
-		for broker, groups := range names {
-			req := kmsg.NewPtrConsumerGroupDescribeRequest()
-			req.Groups = groups
-			requests[broker] = req
-		}
-		answers := ask[*kmsg.ConsumerGroupDescribeResponse](ctx, r, requests)
-		for _, resp := range answers.ok {
-			for _, g := range resp.Groups {
-				out[g.Group] = description{g.State, len(g.Members), codeError(g.ErrorCode)}
-			}
-		}
-		refused = answers.refused
-	} else {
-		requests := map[int32]kmsg.Request{}
-		for broker, groups := range names {
-			req := kmsg.NewPtrDescribeGroupsRequest()
-			req.Groups = groups
-			requests[broker] = req
-		}
-		answers := ask[*kmsg.DescribeGroupsResponse](ctx, r, requests)
-		for _, resp := range answers.ok {
-			for _, g := range resp.Groups {
-				d := description{g.State, len(g.Members), codeError(g.ErrorCode)}
-				if d.err == nil && g.State == "Dead" {
-					// What versions below 6 answer for a group that is not theirs.
-					d.err = kerr.GroupIDNotFound
-				}
-				out[g.Group] = d
-			}
-		}
-		refused = answers.refused
-	}
-	for broker, err := range refused {
-		for _, name := range names[broker] {
-			out[name] = description{err: err}
-		}
-	}
-	return out
 }

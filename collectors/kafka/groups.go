@@ -1,7 +1,10 @@
 package kafka
 
 import (
+	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -174,4 +177,33 @@ func longest(a, b time.Time) time.Time {
 		return b
 	}
 	return a
+}
+
+func (g *Groups) fill(picked []listedGroup, committed map[string]commits, members map[string]seenMembers, topics *Topics) {
+	for _, l := range picked {
+		group := &Group{Name: l.name, Type: l.kind, State: l.state}
+		g.Groups = append(g.Groups, group)
+		if seen, ok := members[l.name]; ok && seen.err == nil {
+			group.Members = known(seen.members)
+			if group.State == "" {
+				group.State = seen.description.state
+			}
+		}
+		got, ok := committed[l.name]
+		group.Readable = ok && got.err == nil
+		if !group.Readable {
+			continue
+		}
+		for _, topic := range slices.Sorted(maps.Keys(got.topics)) {
+			gt := GroupTopic{Topic: topic, Partitions: make([]GroupPartition, 0, len(got.topics[topic]))}
+			for _, cm := range got.topics[topic] {
+				p := GroupPartition{Partition: cm.partition, Committed: cm.offset}
+				judge(&p, topics.partition(topic, cm.partition))
+				gt.Partitions = append(gt.Partitions, p)
+			}
+			slices.SortFunc(gt.Partitions, func(a, b GroupPartition) int { return cmp.Compare(a.Partition, b.Partition) })
+			gt.Partitions = slices.CompactFunc(gt.Partitions, func(a, b GroupPartition) bool { return a.Partition == b.Partition })
+			group.Topics = append(group.Topics, gt)
+		}
+	}
 }

@@ -32,7 +32,7 @@ func TestLag(t *testing.T) {
 	p.want(t, `consumer_group_members{consumer_group="ledger"}`, 0)
 	p.want(t, `consumer_group_state{consumer_group="ledger",state="Empty"}`, 1)
 	p.want(t, `oncewatch_kafka_groups_left_out`, 0)
-	// case K2: a commit on 1 of 20 partitions gives 1 series.
+	// A commit on 1 of 20 partitions gives 1 series.
 	if n := p.count("consumer_lag{"); n != 1 {
 		t.Errorf("%d lag series, want 1", n)
 	}
@@ -44,7 +44,7 @@ func TestLag(t *testing.T) {
 	p.want(t, lag("consumer_lag_seconds", "ledger", "payments", 0), 0)
 }
 
-// case K1: a commit past the log end is out of range, and no negative lag.
+// A commit past the log end is out of range, and no negative lag.
 func TestCommitPastTheLogEnd(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, kfake.SeedTopics(1, "payments"))
@@ -59,7 +59,7 @@ func TestCommitPastTheLogEnd(t *testing.T) {
 	p.want(t, lag("consumer_offset_out_of_range", "ledger", "payments", 0), 1)
 }
 
-// case K1: commits are read before ends, so that records that arrive in between
+// Commits are read before ends, so that records that arrive in between
 // are lag and never its negative.
 func TestCommitsAreReadBeforeEnds(t *testing.T) {
 	t.Parallel()
@@ -79,7 +79,7 @@ func TestCommitsAreReadBeforeEnds(t *testing.T) {
 	}
 }
 
-// case K10: a commit below the log start is lost records and not lag.
+// A commit below the log start is lost records and not lag.
 func TestCommitBelowTheLogStart(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, kfake.SeedTopics(1, "payments"))
@@ -97,7 +97,7 @@ func TestCommitBelowTheLogStart(t *testing.T) {
 	p.near(t, lag("consumer_lag_seconds", "ledger", "payments", 0), 60, 2)
 }
 
-// case K17: the age of what waits comes from the records' own timestamps: a
+// The age of what waits comes from the records' own timestamps: a
 // producer that stopped two hours ago shows two hours, and a second a second.
 func TestLagSecondsOfAnIdleProducer(t *testing.T) {
 	t.Parallel()
@@ -165,7 +165,7 @@ func consume(t *testing.T, brokers []string, group, topic string, options ...kgo
 	return c
 }
 
-// case K7: groups of the new protocol are described by their own request.
+// Groups of the new protocol are described by their own request.
 func TestGroupOfTheNewProtocol(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, kfake.SeedTopics(1, "payments"))
@@ -195,7 +195,7 @@ func TestGroupOfTheNewProtocol(t *testing.T) {
 	if fmt.Sprint(asked) != "map[classic:[old] consumer:[new]]" {
 		t.Errorf("described %v", asked)
 	}
-	// case K8: a stopped group stays, with its lag and its state.
+	// A stopped group stays, with its lag and its state.
 	old.Close()
 	b.next()
 	p = b.scrape()
@@ -205,7 +205,7 @@ func TestGroupOfTheNewProtocol(t *testing.T) {
 	p.absent(t, `consumer_group_state{consumer_group="old",state="Stable"}`)
 }
 
-// case K7: what a broker says of a group that is not of the described type is
+// What a broker says of a group that is not of the described type is
 // not a group without members.
 func TestDescribingTheWrongTypeIsNotZeroMembers(t *testing.T) {
 	t.Parallel()
@@ -236,7 +236,7 @@ func TestDescribingTheWrongTypeIsNotZeroMembers(t *testing.T) {
 	}
 }
 
-// case K9: a deleted group is gone at the next poll.
+// A deleted group is gone at the next poll.
 func TestDeletedGroup(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, kfake.SeedTopics(1, "payments"))
@@ -261,7 +261,7 @@ func TestDeletedGroup(t *testing.T) {
 	}
 }
 
-// case K21: filters apply before any request that names a group or a topic.
+// Filters apply before any request that names a group or a topic.
 func TestFiltersApplyBeforeRequests(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, kfake.SeedTopics(1, "a.b", "aXb", "orders"))
@@ -385,7 +385,7 @@ func TestGranularityTopic(t *testing.T) {
 			t.Errorf("%s has a partition label", series)
 		}
 	}
-	// case K4: a partition that cannot be read is not 0 in a sum.
+	// A partition that cannot be read is not 0 in a sum.
 	defer c.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.ListOffsets}, Topic: "payments", Partitions: []int32{1}, Err: kerr.LeaderNotAvailable, Count: -1}).Remove()
 	b.next()
 	p = b.scrape()

@@ -149,7 +149,7 @@ func (b *bundle) scrape() page {
 			if f.GetType() == dto.MetricType_COUNTER {
 				v = m.GetCounter().GetValue()
 			}
-			if math.IsNaN(v) { // case K3
+			if math.IsNaN(v) { // it would poison every sum
 				b.t.Errorf("%s is NaN", f.GetName())
 			}
 			out[f.GetName()+labels(m)] = v

@@ -3,6 +3,7 @@ package kafka
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -30,7 +31,8 @@ type leader struct {
 const maxPartition = 1 << 20
 
 // loadMetadata asks any broker, for the named topics only. Topics are never
-// created by asking (case K11).
+// created by asking: on a broker that creates topics by itself, a request for a
+// deleted one would bring it back.
 func (r *requester) loadMetadata(ctx context.Context, topics []string) (metadata, error) {
 	req := kmsg.NewPtrMetadataRequest()
 	req.AllowAutoTopicCreation = false
@@ -77,4 +79,36 @@ func (r *requester) loadMetadata(ctx context.Context, topics []string) (metadata
 		}
 	}
 	return m, nil
+}
+
+func (m metadata) partitions() []partition {
+	var out []partition
+	for name, t := range m.topics {
+		for id := range t.leaders {
+			out = append(out, partition{name, id})
+		}
+	}
+	return out
+}
+
+// addMetadata makes meta's topics exactly the wanted ones: it asks for those
+// that commits revealed, which is rare, and forgets those nobody has commits
+// on any more.
+func (c *Client) addMetadata(ctx context.Context, r *requester, meta *metadata, wanted map[string]bool) error {
+	var missing []string
+	for name := range wanted {
+		if _, ok := meta.topics[name]; !ok {
+			missing = append(missing, name)
+		}
+	}
+	maps.DeleteFunc(meta.topics, func(name string, _ topicMetadata) bool { return !wanted[name] })
+	if len(missing) == 0 {
+		return nil
+	}
+	more, err := r.loadMetadata(ctx, missing)
+	if err != nil {
+		return fmt.Errorf("metadata of %d topics: %w", len(missing), err)
+	}
+	maps.Copy(meta.topics, more.topics)
+	return nil
 }

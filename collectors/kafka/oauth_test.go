@@ -17,7 +17,7 @@ import (
 	"oncewatch/collectors/poll"
 )
 
-// case K20: a token is used again and fetched anew before it expires.
+// A token is used again and fetched anew before it expires.
 func TestTokenIsFetchedAgainBeforeItExpires(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	fetched := 0

@@ -194,3 +194,11 @@ func (r *requester) doubt(ctx context.Context, meta metadata, asks map[partition
 	}
 	return atLeast
 }
+
+func atAll(partitions []partition, timestamp int64) map[partition]int64 {
+	at := make(map[partition]int64, len(partitions))
+	for _, p := range partitions {
+		at[p] = timestamp
+	}
+	return at
+}

@@ -61,7 +61,7 @@ func has(series string) func(page) bool {
 	return func(p page) bool { _, ok := p[series]; return ok }
 }
 
-// Lag after real commits, for both protocols, running and stopped (K7, K8).
+// Lag after real commits, for both protocols, running and stopped.
 func TestRealLag(t *testing.T) {
 	t.Parallel()
 	s := testenv.Kafka(t)
@@ -98,8 +98,7 @@ func TestRealLag(t *testing.T) {
 		p.want(t, lag("consumer_lag", group, topic, 0), 5)
 		p.want(t, fmt.Sprintf("consumer_group_members{consumer_group=%q}", group), 0)
 	}
-	// Records deleted before they were handled (K10), and a commit past the end
-	// (K1).
+	// Records deleted before they were handled, and a commit past the end.
 	del := kadm.Offsets{}
 	del.AddOffset(topic, 0, 14, -1)
 	if _, err := admin.DeleteRecords(context.Background(), del); err != nil {
@@ -112,14 +111,15 @@ func TestRealLag(t *testing.T) {
 	p.want(t, lag("consumer_offset_out_of_range", classic, topic, 0), 1)
 	p.want(t, lag("consumer_lag", fresh, topic, 0), 0)
 	p.want(t, lag("consumer_offset_out_of_range", fresh, topic, 0), 1)
-	// A deleted group is gone (K9).
+	// A deleted group is gone.
 	if _, err := admin.DeleteGroups(context.Background(), classic); err != nil {
 		t.Fatal(err)
 	}
 	b.until("the group gone", func(p page) bool { return p.count("consumer_lag"+group(classic)) == 0 })
 }
 
-// case K17 on a real time index: many records a batch, many batches.
+// The age of what waits on a real time index: many records a batch, many
+// batches.
 func TestRealLagSeconds(t *testing.T) {
 	t.Parallel()
 	s := testenv.Kafka(t)
@@ -211,8 +211,7 @@ func TestRealSegmentsBeforeTheLogStart(t *testing.T) {
 	}
 }
 
-// Retention as a real broker tells it: a topic's own, none, and the policies
-// (K14, K15).
+// Retention as a real broker tells it: a topic's own, none, and the policies.
 func TestRealRetentionOfTopics(t *testing.T) {
 	t.Parallel()
 	s := testenv.Kafka(t)
@@ -244,7 +243,7 @@ func TestRealRetentionOfTopics(t *testing.T) {
 	}
 }
 
-// byDefault checks what a topic without its own retention gets (case K16): of
+// byDefault checks what a topic without its own retention gets: of
 // the broker's three keys ms wins over minutes over hours. Three tests that
 // need a broker of their own each set one more of them.
 func byDefault(t *testing.T, s *kafkaserver.Server, b *bundle, seconds float64) {
@@ -289,7 +288,8 @@ func TestRealRecordOutlivesItsRetention(t *testing.T) {
 	p.want(t, fmt.Sprintf("kafka_topic_worst_case_retention_seconds{topic=%q}", kept), 7260)
 }
 
-// case K11, on a broker whose auto-creation is on, as is the default.
+// Asking for a deleted topic does not make it again on a broker whose
+// auto-creation is on, as is the default.
 func TestRealDeletedTopicStaysGone(t *testing.T) {
 	t.Parallel()
 	s := testenv.Kafka(t)

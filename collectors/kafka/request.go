@@ -19,7 +19,6 @@ import (
 // costs a poll one timeout and nobody else's answers.
 type requester struct {
 	client *kgo.Client
-	log    func(key int16) // sees every request; nil in use
 
 	mu   sync.Mutex
 	sent int

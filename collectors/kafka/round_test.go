@@ -31,7 +31,7 @@ func three(t *testing.T) *fake {
 
 func group(name string) string { return `{consumer_group="` + name + `"` }
 
-// case K4: a leaderless partition costs its own series, and no other's.
+// A leaderless partition costs its own series, and no other's.
 func TestLeaderlessPartition(t *testing.T) {
 	t.Parallel()
 	c := three(t)
@@ -108,7 +108,7 @@ func TestNoLeaderInMetadata(t *testing.T) {
 	p.want(t, `oncewatch_errors_total{collector="topics",kind="leaderless"}`, 1)
 }
 
-// case K6: a denial costs the denied entity's series, is counted, and is named
+// A denial costs the denied entity's series, is counted, and is named
 // once in the log.
 func TestDenials(t *testing.T) {
 	t.Parallel()
@@ -197,7 +197,7 @@ func TestDenials(t *testing.T) {
 	}
 }
 
-// case K6 for a group of the new protocol, which has a request of its own.
+// A denial of a group of the new protocol, which has a request of its own.
 func TestDenialOfAGroupOfTheNewProtocol(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, kfake.SeedTopics(1, "payments"))
@@ -298,9 +298,9 @@ func TestBrokerThatHangs(t *testing.T) {
 	}
 }
 
-// case K5: with every broker gone a scrape still answers at once, from the last
-// snapshot up to the staleness bound; K19: success tells; K22: then a gap, and
-// the time of the last success.
+// With every broker gone a scrape still answers at once, from the last snapshot
+// up to the staleness bound, and the success series tells; then there is a gap,
+// and the time of the last success.
 func TestBrokersGone(t *testing.T) {
 	t.Parallel()
 	c := three(t)
@@ -339,7 +339,7 @@ func TestBrokersGone(t *testing.T) {
 	}
 }
 
-// case K18: started before the broker, it keeps trying and comes up with it.
+// Started before the broker, it keeps trying and comes up with it.
 func TestStartedBeforeTheBroker(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -390,7 +390,7 @@ func TestSourcesShareTheirPolls(t *testing.T) {
 	}
 }
 
-// case K12: requests depend on the brokers alone, and stay within the budget,
+// Requests depend on the brokers alone, and stay within the budget,
 // whatever moves.
 func TestRequestsPerPoll(t *testing.T) {
 	if testing.Short() {

@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"time"
@@ -144,4 +145,44 @@ func (t *Topic) sum() (start, end Known[int64], oldest time.Time, oldestOK bool)
 		}
 	}
 	return start, end, oldest, oldestOK
+}
+
+// fill copies the log's bounds.
+func (t *Topics) fill(meta metadata, starts, ends map[partition]listed, found partitionProblems) {
+	for name, tm := range meta.topics {
+		topic := &Topic{Name: name, ID: tm.id}
+		t.Topics[name] = topic
+		if tm.err != nil {
+			t.problems = append(t.problems, problem("topic "+name, tm.err))
+			continue
+		}
+		for id := range tm.leaders {
+			p := partition{name, id}
+			for int(id) >= len(topic.Partitions) {
+				topic.Partitions = append(topic.Partitions, Partition{})
+			}
+			// A broker that is down has no answer here; it is named itself.
+			start, gotStart := starts[p]
+			end, gotEnd := ends[p]
+			if err := cmp.Or(start.err, end.err); err != nil {
+				found.add(p, err)
+			}
+			if !gotStart || !gotEnd || start.err != nil || end.err != nil || start.offset < 0 || end.offset < 0 {
+				continue
+			}
+			topic.Partitions[id] = Partition{
+				// Retention may move the start between the two answers.
+				Start: known(min(start.offset, end.offset)),
+				End:   known(end.offset),
+			}
+		}
+	}
+}
+
+// partition is what is known of one; the zero value where nothing is.
+func (t *Topics) partition(topic string, id int32) Partition {
+	if one := t.Topics[topic]; one != nil && int(id) < len(one.Partitions) {
+		return one.Partitions[id]
+	}
+	return Partition{}
 }

@@ -13,7 +13,7 @@ import (
 	"oncewatch/collectors/kafka"
 )
 
-// cases K14 and K15, and the worst case.
+// What retention a topic's settings and policies make, and the worst case.
 func TestRetention(t *testing.T) {
 	t.Parallel()
 	c := cluster(t)
@@ -80,7 +80,7 @@ func TestLogBoundsAndOldestRecord(t *testing.T) {
 	b.scrape().near(t, "kafka_topic_oldest_record_age_seconds"+of(0), 60+20, 2)
 }
 
-// case K11: asking for a topic never makes it.
+// Asking for a topic never makes it.
 func TestADeletedTopicStaysGone(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, kfake.AllowAutoTopicCreation(), kfake.SeedTopics(1, "payments", "other"))
@@ -104,7 +104,7 @@ func TestADeletedTopicStaysGone(t *testing.T) {
 	p.want(t, `oncewatch_errors_total{collector="topics",kind="missing"}`, 3)
 }
 
-// case K13: configurations on their own interval, and only the keys needed.
+// Configurations are read on their own interval, and only the keys needed.
 func TestTopicConfigsAreReadSeldom(t *testing.T) {
 	t.Parallel()
 	c := cluster(t, kfake.SeedTopics(1, "a", "b", "c"))
