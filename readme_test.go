@@ -11,11 +11,11 @@ import (
 	"oncewatch/collectors/config"
 )
 
-// readmeCommands are the command lines of README's code blocks, without
+// readmeCommands are the command lines of a README's code blocks, without
 // comments and environment variables in front.
-func readmeCommands(t *testing.T) []string {
+func readmeCommands(t *testing.T, path string) []string {
 	t.Helper()
-	text, err := os.ReadFile("README.md")
+	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,12 +41,20 @@ func readmeCommands(t *testing.T) []string {
 	return commands
 }
 
-// Every command of the README is one that can be run: its flags exist, its
+// Every command of the READMEs is one that can be run: its flags exist, its
 // package is there, and -run and -bench name something in it.
 func TestReadmeCommands(t *testing.T) {
-	commands := readmeCommands(t)
-	if len(commands) < 10 {
-		t.Fatalf("only %d commands found: %q", len(commands), commands)
+	pages, err := filepath.Glob("*/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var commands []string
+	for _, page := range append(pages, "README.md") {
+		found := readmeCommands(t, page)
+		if len(found) == 0 {
+			t.Errorf("%s: no command found", page)
+		}
+		commands = append(commands, found...)
 	}
 	consumer := filepath.Join(t.TempDir(), "reference-consumer")
 	if out, err := exec.Command("go", "build", "-o", consumer, "./reference-consumer").CombinedOutput(); err != nil {
@@ -146,6 +154,30 @@ func namesTests(t *testing.T, command string, args []string) {
 		name, _, _ = strings.Cut(name, "/")
 		if !regexp.MustCompile(`func (Test|Benchmark|Fuzz|Example)?\w*` + regexp.QuoteMeta(name)).MatchString(source.String()) {
 			t.Errorf("%s: nothing is named %s", command, name)
+		}
+	}
+}
+
+// The README is read in five minutes; what is longer stands beside its subject.
+// Every relative link of every README leads to a file that is there.
+func TestReadmeLinks(t *testing.T) {
+	pages, err := filepath.Glob("*/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`)
+	for _, page := range append(pages, "README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), "\n"); page == "README.md" && n > 200 {
+			t.Errorf("README.md has %d lines, want at most 200", n)
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"flag"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -106,19 +105,6 @@ func TestMatrix(t *testing.T) {
 	}
 	if err := os.WriteFile("MATRIX.md", []byte(text), 0o644); err != nil {
 		t.Fatal(err)
-	}
-	readme := filepath.Join(testenv.Root(), "README.md")
-	document, err := os.ReadFile(readme)
-	if err != nil {
-		t.Fatal(err)
-	}
-	short := excerpt(ordered, took)
-	if document, ok := replace(string(document), short); ok {
-		if err := os.WriteFile(readme, []byte(document), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else {
-		t.Logf("README.md has no place for it (%s … %s):\n%s", begin, end, short)
 	}
 }
 

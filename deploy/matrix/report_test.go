@@ -21,43 +21,6 @@ var blind = []string{
 
 const command = "go test ./deploy/matrix -run TestMatrix -matrix=all -matrix.write -timeout=30m"
 
-// begin and end frame the part of the README that is written with MATRIX.md.
-const begin, end = "<!-- begin fault matrix -->", "<!-- end fault matrix -->"
-
-// excerpt is the part of the report that the README shows.
-func excerpt(results []*result, took time.Duration) string {
-	var b strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line(begin)
-	summary(line, results)
-	line("")
-	line("| fault | alert | after, on the rules' clock | the runbook's rules, literally | lag exporter + `count(*)` |")
-	line("|---|---|---|---|---|")
-	for _, r := range results {
-		if !r.healthy() {
-			alert, after := r.verdict()
-			if r.seenInTime() {
-				after = ruleMinutes(r.took)
-			}
-			line("| `%s` | %s | %s | %s | %s |", r.name, alert, after, other(r, "runbook"), other(r, "glued"))
-		}
-	}
-	line("")
-	line("Written by `%s` (%s). [What each fault does, what else fired, the healthy scenarios](deploy/matrix/MATRIX.md).", command, took.Round(time.Second))
-	line(end)
-	return b.String()
-}
-
-// replace puts the excerpt into a document that has a place for it.
-func replace(document, excerpt string) (string, bool) {
-	head, rest, ok := strings.Cut(document, begin)
-	if !ok {
-		return document, false
-	}
-	_, tail, ok := strings.Cut(rest, end+"\n")
-	return head + excerpt + tail, ok
-}
-
 // verdict is what the tables say of a fault.
 func (r *result) verdict() (alert, after string) {
 	switch {
