@@ -34,7 +34,7 @@ const exampleStores = `
 // example is the configuration file that belongs to the flags.
 func example(t *testing.T) []byte {
 	t.Helper()
-	parser, err := newParser(&cli{}, &config.Loaded{})
+	parser, err := newParser(&cli{}, &config.Loaded{Lists: []string{"stores"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestExampleConfig(t *testing.T) {
 	}
 	var plain, loaded cli
 	for c, args := range map[*cli][]string{&plain: {"serve"}, &loaded: {"serve", "--config.file=" + exampleFile}} {
-		parser, err := newParser(c, &config.Loaded{})
+		parser, err := newParser(c, &config.Loaded{Lists: []string{"stores"}})
 		if err != nil {
 			t.Fatal(err)
 		}

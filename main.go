@@ -61,7 +61,7 @@ func main() {
 // run is the program: it returns the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var c cli
-	loaded := &config.Loaded{}
+	loaded := &config.Loaded{Lists: []string{"stores"}}
 	exit := -1
 	parser, err := newParser(&c, loaded,
 		kong.BindTo(ctx, (*context.Context)(nil)),

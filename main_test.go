@@ -239,7 +239,7 @@ func TestBadInput(t *testing.T) {
 			{[]string{"--kafka.brokers=nowhere"}, `--kafka.brokers: "nowhere" is no address: want HOST:PORT`},
 			{[]string{"--postgres.dsn=postgres://u:" + secret + "@h:port/db"}, "postgres.dsn"},
 			{[]string{"--postgres.table=t; DROP TABLE x"}, "postgres.table"},
-			{[]string{"--poll.interval=soon"}, `"soon" is no duration`},
+			{[]string{"--poll.interval=soon"}, `invalid duration "soon"`},
 			{[]string{"--no-such-flag"}, "unknown flag --no-such-flag"},
 			{[]string{"--web.listen-address=" + used.Addr().String()}, "--web.listen-address " + used.Addr().String()},
 			{[]string{"--web.config.file=/nowhere.yml"}, "/nowhere.yml"},

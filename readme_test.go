@@ -87,7 +87,7 @@ func parses(t *testing.T, command string, args []string) {
 			break
 		}
 	}
-	parser, err := newParser(&cli{}, &config.Loaded{})
+	parser, err := newParser(&cli{}, &config.Loaded{Lists: []string{"stores"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"golang.org/x/sync/errgroup"
 
+	"oncewatch/collectors/config"
 	"oncewatch/reference-consumer/deadletter"
 	"oncewatch/reference-consumer/outbox"
 	"oncewatch/reference-consumer/payments"
@@ -29,6 +30,7 @@ import (
 // CLI of the program.
 type CLI struct {
 	Shared
+	ConfigFile  config.FileFlag  `name:"config.file" placeholder:"FILE" help:"YAML file with a key for every flag, nested or dotted; flags and environment win over it."`
 	Version     kong.VersionFlag `help:"Print the version and exit." env:"-"`
 	Run         runCmd           `cmd:"" help:"Consume, until SIGTERM or SIGINT."`
 	Produce     produceCmd       `cmd:"" help:"Publish sample payments."`
@@ -40,21 +42,21 @@ type CLI struct {
 type runCmd struct {
 	BatchSize           int           `default:"200" help:"Most events a transaction; 1: one transaction an event."`
 	Allow               []string      `placeholder:"NAME" help:"Waive a startup assertion."`
-	Retention           time.Duration `type:"days" default:"8d" help:"How long the pruner keeps markers (0: for ever); must exceed the topic's retention."`
+	Retention           time.Duration `default:"8d" help:"How long the pruner keeps markers (0: for ever); must exceed the topic's retention."`
 	RedeliverFrom       []string      `placeholder:"TOPIC" help:"Further topics events may come back from, such as a retry topic."`
 	EventID             string        `name:"event-id" enum:"header,key" default:"header" help:"Where the event id is: the header event_id, or the record's key."`
 	SetBased            bool          `help:"Apply a batch's effects in one statement."`
 	InstanceID          string        `name:"instance-id" help:"Static membership: a name of this instance's own."`
 	ServerSideBalancing bool          `help:"Use the group protocol of KIP-848 (Kafka 4.0 and later)."`
-	SessionTimeout      time.Duration `type:"days" default:"30s" help:"Group session timeout."`
-	RebalanceTimeout    time.Duration `type:"days" default:"60s" help:"Group rebalance timeout."`
-	ShutdownTimeout     time.Duration `type:"days" default:"15s" help:"Most time to finish after SIGTERM."`
+	SessionTimeout      time.Duration `default:"30s" help:"Group session timeout."`
+	RebalanceTimeout    time.Duration `default:"60s" help:"Group rebalance timeout."`
+	ShutdownTimeout     time.Duration `default:"15s" help:"Most time to finish after SIGTERM."`
 	Notify              string        `placeholder:"URL" help:"Deliver confirmations from the outbox to this address."`
 	NotifyPer           string        `enum:"operation,event" default:"operation" help:"Identity of a confirmation: the business operation, or the event."`
 }
 
 func (r *runCmd) Run(ctx context.Context, s *Shared, out *output) error {
-	log, err := s.logger(out.stderr)
+	log, err := s.Log.New(out.stderr)
 	if err != nil {
 		return err
 	}
@@ -136,7 +138,7 @@ type produceCmd struct {
 }
 
 func (p *produceCmd) Run(ctx context.Context, s *Shared, out *output) error {
-	log, err := s.logger(out.stderr)
+	log, err := s.Log.New(out.stderr)
 	if err != nil {
 		return err
 	}
@@ -173,16 +175,16 @@ func flush(t *telemetry.Tracer, log *slog.Logger) {
 }
 
 type pruneCmd struct {
-	Retention time.Duration `type:"days" default:"8d" help:"How long to keep markers."`
+	Retention time.Duration `default:"8d" help:"How long to keep markers."`
 	Once      bool          `help:"Prune once and exit."`
 	Batch     int           `default:"10000" help:"Most rows one statement deletes."`
-	Pause     time.Duration `type:"days" default:"200ms" help:"Rest between two statements."`
-	Every     time.Duration `type:"days" default:"1m" help:"Time between two runs."`
+	Pause     time.Duration `default:"200ms" help:"Rest between two statements."`
+	Every     time.Duration `default:"1m" help:"Time between two runs."`
 	Allow     []string      `placeholder:"NAME" help:"Waive an assertion: marker-retention."`
 }
 
 func (p *pruneCmd) Run(ctx context.Context, s *Shared, out *output) error {
-	log, err := s.logger(out.stderr)
+	log, err := s.Log.New(out.stderr)
 	if err != nil {
 		return err
 	}
@@ -210,7 +212,7 @@ type migrateCmd struct {
 }
 
 func (m *migrateCmd) Run(ctx context.Context, s *Shared, out *output) error {
-	log, err := s.logger(out.stderr)
+	log, err := s.Log.New(out.stderr)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/prometheus/common/version"
 
+	"oncewatch/collectors/config"
 	"oncewatch/reference-consumer/prune"
 	"oncewatch/reference-consumer/stream"
 )
@@ -36,18 +37,16 @@ func main() {
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var cli CLI
 	exited := -1
-	parser, err := kong.New(&cli,
+	parser, err := kong.New(&cli, append(config.Options("REFERENCE_CONSUMER"),
 		kong.Name("reference-consumer"),
 		kong.Description("Applies events from Kafka exactly once to PostgreSQL. Every flag can be given as REFERENCE_CONSUMER_… in the environment."),
-		kong.DefaultEnvars("REFERENCE_CONSUMER"),
 		kong.Vars{"version": version.Print("reference-consumer")},
-		kong.NamedMapper("days", daysMapper{}),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(code int) { exited = code }),
 		kong.UsageOnError(),
 		kong.BindTo(ctx, (*context.Context)(nil)),
-		kong.Bind(&output{stdout, stderr}),
-	)
+		kong.Bind(&output{stdout, stderr}, &config.Loaded{}),
+	)...)
 	if err != nil {
 		fmt.Fprintln(stderr, "reference-consumer:", err)
 		return exitUsage

@@ -289,7 +289,7 @@ func (durationMapper) Decode(ctx *kong.DecodeContext, target reflect.Value) erro
 // ParseDuration reads a Go duration that may start with days: 8d, 1d12h, 90s.
 func ParseDuration(text string) (time.Duration, error) {
 	bad := func() (time.Duration, error) {
-		return 0, fmt.Errorf("%q is no duration: want for example 15s, 90m or 8d", text)
+		return 0, fmt.Errorf("invalid duration %q: want for example 15s, 90m or 8d", text)
 	}
 	rest := text
 	var days time.Duration
@@ -328,7 +328,7 @@ func (f FileFlag) BeforeResolve(k *kong.Kong, ctx *kong.Context, file *Loaded, t
 		}
 		return fmt.Errorf("--config.file: %s: %w", path, err)
 	}
-	parsed, err := Parse(path, text, "stores")
+	parsed, err := Parse(path, text, file.Lists...)
 	if err != nil {
 		return err
 	}
@@ -341,5 +341,8 @@ func (f FileFlag) BeforeResolve(k *kong.Kong, ctx *kong.Context, file *Loaded, t
 }
 
 // Loaded is where FileFlag leaves the file it read; bind one to the parser.
-// File is nil where there is none.
-type Loaded struct{ File *File }
+type Loaded struct {
+	// Lists are the program's list keys, such as stores; see Parse.
+	Lists []string
+	File  *File // nil where there is none
+}

@@ -35,7 +35,7 @@ func parse(t *testing.T, yaml string, args ...string) (app, *config.Loaded, erro
 		args = append(args, "--config.file="+path)
 	}
 	var a app
-	loaded := &config.Loaded{}
+	loaded := &config.Loaded{Lists: []string{"stores"}}
 	parser, err := kong.New(&a, append(config.Options("ONCEWATCH"), kong.Bind(loaded))...)
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestMistakesNameTheirLine(t *testing.T) {
 	for yaml, want := range map[string]string{
 		"kafka:\n  brokrs: [a]\n":              "oncewatch.yml:2: unknown key kafka.brokrs; did you mean kafka.brokers?",
 		"\n\nnothing.like.it: 1\n":             "oncewatch.yml:3: unknown key nothing.like.it",
-		"poll:\n  interval: fast\n":            `oncewatch.yml:2: --poll.interval: "fast" is no duration: want for example 15s, 90m or 8d`,
+		"poll:\n  interval: fast\n":            `oncewatch.yml:2: --poll.interval: invalid duration "fast": want for example 15s, 90m or 8d`,
 		"kafka: [a]\n":                         "oncewatch.yml:1: unknown key kafka",
 		"kafka: {max-groups: {a: 1}}\n":        "oncewatch.yml:1: kafka.max-groups: want a value, not a mapping",
 		"kafka.group: a\nkafka:\n  group: b\n": "oncewatch.yml:3: kafka.group is set twice, first in line 1",
@@ -149,12 +149,12 @@ func TestMistakesNameTheirLine(t *testing.T) {
 }
 
 func TestParseDuration(t *testing.T) {
-	for text, want := range map[string]time.Duration{"8d": 192 * time.Hour, "1d12h": 36 * time.Hour, "1.5d": 36 * time.Hour, "90s": 90 * time.Second, "250ms": 250 * time.Millisecond} {
+	for text, want := range map[string]time.Duration{"8d": 192 * time.Hour, "1d12h": 36 * time.Hour, "1.5d": 36 * time.Hour, "90s": 90 * time.Second, "250ms": 250 * time.Millisecond, "0": 0} {
 		if got, err := config.ParseDuration(text); err != nil || got != want {
 			t.Errorf("%s = %v, %v; want %v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "8", "d", "-1d", "8days", "1h8d", "NaNd", "99999999999d"} {
+	for _, text := range []string{"", "8", "d", "-1d", "8days", "8dd", "eight", "1h8d", "NaNd", "99999999999d"} {
 		if got, err := config.ParseDuration(text); err == nil {
 			t.Errorf("%q = %v, want an error", text, got)
 		}

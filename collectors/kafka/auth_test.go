@@ -23,7 +23,9 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 
+	"oncewatch/collectors/config"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/kafkaconn"
 	"oncewatch/deploy/kafkaserver"
 	"oncewatch/deploy/testenv"
 )
@@ -151,18 +153,18 @@ func TestRealAuthentication(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 
 	mutual := func(c *kafka.Config) {
-		c.TLS = kafka.TLS{Enabled: true, CAFile: ca.path("authority", "crt"), CertFile: ca.path("oncewatch", "crt"), KeyFile: ca.path("oncewatch", "key")}
+		c.TLS = kafkaconn.TLS{Enabled: true, CAFile: ca.path("authority", "crt"), CertFile: ca.path("oncewatch", "crt"), KeyFile: ca.path("oncewatch", "key")}
 	}
 	password := func(mechanism, password string) func(*kafka.Config) {
 		return func(c *kafka.Config) {
-			c.SASL = kafka.SASL{Mechanism: mechanism, Username: "watcher", Password: kafka.Secret(password)}
+			c.SASL = kafkaconn.SASL{Mechanism: mechanism, Username: "watcher", Password: config.Secret(password)}
 		}
 	}
 	oauth := func(c *kafka.Config) {
-		c.SASL = kafka.SASL{Mechanism: kafka.OAuthBearer, OAuthTokenURL: idp.URL, OAuthClientID: "me", OAuthClientSecret: "hunter2"}
+		c.SASL = kafkaconn.SASL{Mechanism: kafkaconn.OAuthBearer, OAuthTokenURL: idp.URL, OAuthClientID: "me", OAuthClientSecret: "hunter2"}
 	}
 	for name, way := range map[string]func(*kafka.Config){
-		kafka.Plain: password(kafka.Plain, "hunter2"), kafka.ScramSHA256: password(kafka.ScramSHA256, "hunter2"), kafka.ScramSHA512: password(kafka.ScramSHA512, "hunter2"), kafka.OAuthBearer: oauth,
+		kafkaconn.Plain: password(kafkaconn.Plain, "hunter2"), kafkaconn.ScramSHA256: password(kafkaconn.ScramSHA256, "hunter2"), kafkaconn.ScramSHA512: password(kafkaconn.ScramSHA512, "hunter2"), kafkaconn.OAuthBearer: oauth,
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := watch(t, s.Brokers(), mutual, way)
@@ -183,12 +185,12 @@ func TestRealAuthentication(t *testing.T) {
 		})
 	}
 	for name, ways := range map[string][]func(*kafka.Config){
-		"wrong password":        {mutual, password(kafka.Plain, "hunter3")},
-		"wrong SCRAM password":  {mutual, password(kafka.ScramSHA512, "hunter3")},
-		"no client certificate": {mutual, password(kafka.Plain, "hunter2"), func(c *kafka.Config) { c.TLS.CertFile, c.TLS.KeyFile = "", "" }},
-		"unknown authority":     {mutual, password(kafka.Plain, "hunter2"), func(c *kafka.Config) { c.TLS.CAFile = "" }},
-		"wrong server name":     {mutual, password(kafka.Plain, "hunter2"), func(c *kafka.Config) { c.TLS.ServerName = "another" }},
-		"no TLS":                {password(kafka.Plain, "hunter2")},
+		"wrong password":        {mutual, password(kafkaconn.Plain, "hunter3")},
+		"wrong SCRAM password":  {mutual, password(kafkaconn.ScramSHA512, "hunter3")},
+		"no client certificate": {mutual, password(kafkaconn.Plain, "hunter2"), func(c *kafka.Config) { c.TLS.CertFile, c.TLS.KeyFile = "", "" }},
+		"unknown authority":     {mutual, password(kafkaconn.Plain, "hunter2"), func(c *kafka.Config) { c.TLS.CAFile = "" }},
+		"wrong server name":     {mutual, password(kafkaconn.Plain, "hunter2"), func(c *kafka.Config) { c.TLS.ServerName = "another" }},
+		"no TLS":                {password(kafkaconn.Plain, "hunter2")},
 		"no SASL":               {mutual},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -207,7 +209,7 @@ func TestRealAuthentication(t *testing.T) {
 		})
 	}
 	t.Run("a renewed client certificate is read again", func(t *testing.T) {
-		b := watch(t, s.Brokers(), mutual, password(kafka.Plain, "hunter2"))
+		b := watch(t, s.Brokers(), mutual, password(kafkaconn.Plain, "hunter2"))
 		b.until("the topic", has(lag("consumer_lag", "ledger", good, 0)))
 		for _, what := range []string{"crt", "key"} {
 			if err := os.Rename(ca.path("renewed", what), ca.path("oncewatch", what)); err != nil {

@@ -31,8 +31,6 @@ type Client struct {
 	kgo    *kgo.Client
 	groups filter
 	topics filter
-	// rejected tells the authentication that a broker did not accept it.
-	rejected func()
 
 	flight singleflight.Group // at most one poll at a time
 
@@ -61,15 +59,17 @@ func New(config Config, log *slog.Logger, now func() time.Time) (*Client, error)
 	if c.topics, err = newFilter("--kafka.topic", config.Topic, config.TopicExclude); err != nil {
 		return nil, err
 	}
-	options := []kgo.Opt{
-		kgo.SeedBrokers(config.Brokers...),
+	options, err := config.Options(2*time.Second, now)
+	if err != nil {
+		return nil, err
+	}
+	options = append(options,
 		kgo.ClientID("oncewatch"),
 		// A poll comes round again soon; better one attempt more than a minute
 		// of them.
 		kgo.RequestRetries(1),
 		kgo.RetryTimeout(requestTimeout),
 		kgo.RetryBackoffFn(func(int) time.Duration { return 100 * time.Millisecond }),
-		kgo.DialTimeout(2 * time.Second),
 		kgo.RequestTimeoutOverhead(requestTimeout),
 		kgo.MinVersions(versions(map[kmsg.Key]int16{
 			kmsg.OffsetFetch: 8, // many groups in one request
@@ -77,22 +77,10 @@ func New(config Config, log *slog.Logger, now func() time.Time) (*Client, error)
 		kgo.MaxVersions(versions(map[kmsg.Key]int16{
 			kmsg.OffsetFetch: 9, // from 10 on it names topics by id only
 		}, kversion.Tip())),
-	}
+	)
 	if log != nil && log.Enabled(context.Background(), slog.LevelDebug) {
 		// Its own lines come once for every attempt; ours once for every problem.
 		options = append(options, kgo.WithLogger(kslog.New(log)))
-	}
-	if config.TLS.Enabled {
-		conf, err := config.TLS.config()
-		if err != nil {
-			return nil, err
-		}
-		options = append(options, kgo.DialTLSConfig(conf))
-	}
-	mechanism, rejected := config.SASL.mechanism(now)
-	c.rejected = rejected
-	if mechanism != nil {
-		options = append(options, kgo.SASL(mechanism))
 	}
 	if c.kgo, err = kgo.NewClient(options...); err != nil {
 		return nil, fmt.Errorf("--kafka.*: %w", err)

@@ -17,6 +17,7 @@ import (
 
 	"oncewatch/collectors/config"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/kafkaconn"
 )
 
 type flags struct {
@@ -74,7 +75,7 @@ kafka:
 	}
 	t.Setenv("ONCEWATCH_KAFKA_SASL_PASSWORD", "hunter2")
 	t.Setenv("ONCEWATCH_KAFKA_SASL_USERNAME", "u")
-	t.Setenv("ONCEWATCH_KAFKA_SASL_MECHANISM", kafka.Plain)
+	t.Setenv("ONCEWATCH_KAFKA_SASL_MECHANISM", kafkaconn.Plain)
 	t.Setenv("ONCEWATCH_KAFKA_TLS_ENABLED", "true")
 	t.Setenv("ONCEWATCH_KAFKA_TLS_INSECURE_SKIP_VERIFY", "true")
 	if got, err = parse(t, ""); err != nil || got.SASL.Password.Reveal() != "hunter2" || !got.TLS.InsecureSkipVerify {
@@ -119,45 +120,16 @@ func TestExpressions(t *testing.T) {
 }
 
 func TestMistakesNameTheFlagAndTheRemedy(t *testing.T) {
-	dir := t.TempDir()
-	empty := filepath.Join(dir, "empty")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	for _, tt := range []struct {
 		change func(*kafka.Config)
 		want   []string
 	}{
 		{func(c *kafka.Config) { c.Brokers = nil }, []string{"--kafka.brokers", "HOST:PORT"}},
-		{func(c *kafka.Config) { c.Brokers = []string{"kafka-1"} }, []string{"--kafka.brokers", `"kafka-1"`, "kafka-1:9092"}},
-		{func(c *kafka.Config) { c.Brokers = []string{"kafka-1:http"} }, []string{"--kafka.brokers", `"kafka-1:http"`, "65535"}},
 		{func(c *kafka.Config) { c.Group = "a(" }, []string{"--kafka.group:", "a(", "RE2"}},
 		{func(c *kafka.Config) { c.TopicExclude = "(?=x)" }, []string{"--kafka.topic-exclude:", "(?=", "RE2"}},
 		{func(c *kafka.Config) { c.Granularity = "broker" }, []string{"--kafka.granularity", "partition or topic"}},
 		{func(c *kafka.Config) { c.MaxGroups = 0 }, []string{"--kafka.max-groups", "1 or more"}},
 		{func(c *kafka.Config) { c.TopicConfigInterval = 0 }, []string{"--kafka.topic-config-interval", "1s or more"}},
-		{func(c *kafka.Config) { c.TLS.CAFile = "/ca" }, []string{"--kafka.tls.ca-file", "--kafka.tls.enabled"}},
-		{func(c *kafka.Config) { c.TLS = kafka.TLS{Enabled: true, CertFile: "/c"} }, []string{"--kafka.tls.key-file", "both"}},
-		{func(c *kafka.Config) { c.TLS = kafka.TLS{Enabled: true, CAFile: "/nowhere/ca"} }, []string{"--kafka.tls.ca-file", "/nowhere/ca"}},
-		{func(c *kafka.Config) { c.TLS = kafka.TLS{Enabled: true, CAFile: empty} }, []string{"--kafka.tls.ca-file", "no certificate", "PEM"}},
-		{func(c *kafka.Config) { c.TLS = kafka.TLS{Enabled: true, CertFile: empty, KeyFile: empty} }, []string{"--kafka.tls.cert-file"}},
-		{func(c *kafka.Config) { c.SASL.Mechanism = "GSSAPI" }, []string{"--kafka.sasl.mechanism", "GSSAPI", "SCRAM-SHA-512"}},
-		{func(c *kafka.Config) { c.SASL.Username = "u" }, []string{"--kafka.sasl.username", "--kafka.sasl.mechanism"}},
-		{func(c *kafka.Config) { c.SASL.Mechanism = kafka.Plain }, []string{"PLAIN", "needs --kafka.sasl.username"}},
-		{func(c *kafka.Config) { c.SASL = kafka.SASL{Mechanism: kafka.Plain, Username: "u"} }, []string{"needs --kafka.sasl.password or --kafka.sasl.password-file"}},
-		{func(c *kafka.Config) {
-			c.SASL = kafka.SASL{Mechanism: kafka.Plain, Username: "u", Password: "hunter2", PasswordFile: empty}
-		}, []string{"--kafka.sasl.password", "remove one"}},
-		{func(c *kafka.Config) {
-			c.SASL = kafka.SASL{Mechanism: kafka.ScramSHA256, Username: "u", PasswordFile: empty}
-		}, []string{"--kafka.sasl.password-file", "is empty"}},
-		{func(c *kafka.Config) {
-			c.SASL = kafka.SASL{Mechanism: kafka.ScramSHA256, Username: "u", Password: "hunter2", OAuthClientID: "x"}
-		}, []string{"--kafka.sasl.oauth-client-id", "SCRAM-SHA-256", "remove one"}},
-		{func(c *kafka.Config) { c.SASL.Mechanism = kafka.OAuthBearer }, []string{"OAUTHBEARER", "--kafka.sasl.oauth-token-url"}},
-		{func(c *kafka.Config) {
-			c.SASL = kafka.SASL{Mechanism: kafka.OAuthBearer, OAuthTokenFile: "/nowhere/t"}
-		}, []string{"--kafka.sasl.oauth-token-file", "/nowhere/t"}},
 	} {
 		c, err := parse(t, "")
 		if err != nil {

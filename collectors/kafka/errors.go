@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"oncewatch/collectors/kafkaconn"
 	"oncewatch/collectors/poll"
 )
 
@@ -64,6 +65,10 @@ func kindOf(err error) string {
 	var known *poll.KindError
 	if errors.As(err, &known) {
 		return known.Kind
+	}
+	var auth *kafkaconn.AuthError
+	if errors.As(err, &auth) {
+		return "auth"
 	}
 	var code *kerr.Error
 	if errors.As(err, &code) {

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/kafkaconn"
 	"oncewatch/collectors/poll"
 	"oncewatch/deploy/testenv"
 )
@@ -86,7 +87,7 @@ const interval = 15 * time.Second
 
 func watch(t testing.TB, brokers []string, change ...func(*kafka.Config)) *bundle {
 	t.Helper()
-	config := kafka.Config{Brokers: brokers, Granularity: kafka.ByPartition, MaxGroups: 1000, TopicConfigInterval: 5 * time.Minute}
+	config := kafka.Config{Config: kafkaconn.Config{Brokers: brokers}, Granularity: kafka.ByPartition, MaxGroups: 1000, TopicConfigInterval: 5 * time.Minute}
 	for _, f := range change {
 		f(&config)
 	}

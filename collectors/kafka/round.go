@@ -2,15 +2,12 @@ package kafka
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/twmb/franz-go/pkg/kerr"
 
 	"oncewatch/collectors/poll"
 )
@@ -62,9 +59,6 @@ func (c *Client) poll(ctx context.Context) *round {
 	names := maps.Clone(c.memory.interest)
 	maps.Copy(names, watchedTopics)
 	meta, err := r.loadMetadata(ctx, slices.Sorted(maps.Keys(names)))
-	if errors.Is(err, kerr.SaslAuthenticationFailed) {
-		c.rejected()
-	}
 	if err != nil {
 		err = wrap(fmt.Errorf("Kafka at %s: %w", strings.Join(c.config.Brokers, ","), err))
 		out.topicsErr, out.groupsErr = err, err

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/kafkaconn"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/retention"
@@ -379,7 +380,7 @@ func (s *stack) start() {
 	if e.store, err = postgres.New(s.config, log, nil); err != nil {
 		s.Fatal(err)
 	}
-	if e.kafka, err = kafka.New(kafka.Config{Brokers: s.brokers, Granularity: kafka.ByPartition, MaxGroups: 1000, TopicConfigInterval: time.Second}, log, nil); err != nil {
+	if e.kafka, err = kafka.New(kafka.Config{Config: kafkaconn.Config{Brokers: s.brokers}, Granularity: kafka.ByPartition, MaxGroups: 1000, TopicConfigInterval: time.Second}, log, nil); err != nil {
 		s.Fatal(err)
 	}
 	poller := func(name string, source poll.Source) *poll.Poller {

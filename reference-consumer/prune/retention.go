@@ -12,7 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"oncewatch/reference-consumer/kafkaconn"
+	"oncewatch/reference-consumer/topicconfig"
 )
 
 // AssertRetention is the name that waives the check of the retention.
@@ -47,7 +47,7 @@ func (p *pruner) assertRetention(ctx context.Context, conn *pgx.Conn) error {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	limits, err := kafkaconn.TopicRetention(ctx, kadm.NewClient(client), topics...)
+	limits, err := topicconfig.Retentions(ctx, kadm.NewClient(client), topics...)
 	if err != nil {
 		return fmt.Errorf("%w (--allow=%s prunes without knowing)", err, AssertRetention)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"oncewatch/reference-consumer/kafkaconn"
 	"oncewatch/reference-consumer/schema"
+	"oncewatch/reference-consumer/topicconfig"
 )
 
 // Names of the startup assertions, for --allow.
@@ -117,7 +117,7 @@ func (g Guard) timeoutViolations(cfg Config) []Violation {
 // against.
 func (g Guard) retention(ctx context.Context, admin *kadm.Client, topics []string) ([]Violation, error) {
 	topics = append(slices.Clone(topics), g.RedeliverFrom...)
-	limits, err := kafkaconn.TopicRetention(ctx, admin, topics...)
+	limits, err := topicconfig.Retentions(ctx, admin, topics...)
 	if err != nil {
 		return nil, err
 	}

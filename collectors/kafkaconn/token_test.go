@@ -1,4 +1,4 @@
-package kafka
+package kafkaconn
 
 import (
 	"context"
@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/oauth2"
-
-	"oncewatch/collectors/poll"
 )
 
 // A token is used again and fetched anew before it expires.
@@ -47,8 +45,9 @@ func TestTokenIsFetchedAgainBeforeItExpires(t *testing.T) {
 	if got, err := at(139); err != nil || got != "token-3" {
 		t.Errorf("endpoint away, token still good: %q, %v", got, err)
 	}
-	if _, err := at(140); !errors.Is(err, fail) || poll.Kind(err) != "auth" {
-		t.Errorf("endpoint away, token expired: %v (%s)", err, poll.Kind(err))
+	var auth *AuthError
+	if _, err := at(140); !errors.Is(err, fail) || !errors.As(err, &auth) {
+		t.Errorf("endpoint away, token expired: %v", err)
 	}
 	fail = nil
 	if got, err := at(141); err != nil || got != "token-4" {

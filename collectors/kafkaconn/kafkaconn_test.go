@@ -45,7 +45,7 @@ func selfSigned(t *testing.T) (tls.Certificate, string) {
 
 func list(t *testing.T, c Config) error {
 	t.Helper()
-	opts, err := c.Options()
+	opts, err := c.Options(time.Second, nil)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func TestTLSAndSASL(t *testing.T) {
 	if err := os.WriteFile(password, []byte("secret-2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	trusted := TLS{CAFile: ca}
+	trusted := TLS{Enabled: true, CAFile: ca}
 	for name, c := range map[string]struct {
 		tls  TLS
 		sasl SASL
@@ -81,10 +81,10 @@ func TestTLSAndSASL(t *testing.T) {
 		"plain":              {trusted, SASL{Mechanism: "PLAIN", Username: "plain", Password: "secret-1"}, true},
 		"scram-256, file":    {trusted, SASL{Mechanism: "SCRAM-SHA-256", Username: "scram", PasswordFile: password}, true},
 		"scram-512":          {trusted, SASL{Mechanism: "SCRAM-SHA-512", Username: "scram5", Password: "secret-5"}, true},
-		"unchecked":          {TLS{Insecure: true}, SASL{Mechanism: "PLAIN", Username: "plain", Password: "secret-1"}, true},
+		"unchecked":          {TLS{Enabled: true, InsecureSkipVerify: true}, SASL{Mechanism: "PLAIN", Username: "plain", Password: "secret-1"}, true},
 		"wrong password":     {trusted, SASL{Mechanism: "PLAIN", Username: "plain", Password: "secret-9"}, false},
 		"untrusted":          {TLS{Enabled: true}, SASL{Mechanism: "PLAIN", Username: "plain", Password: "secret-1"}, false},
-		"wrong name":         {TLS{CAFile: ca, ServerName: "elsewhere"}, SASL{Mechanism: "PLAIN", Username: "plain", Password: "secret-1"}, false},
+		"wrong name":         {TLS{Enabled: true, CAFile: ca, ServerName: "elsewhere"}, SASL{Mechanism: "PLAIN", Username: "plain", Password: "secret-1"}, false},
 		"no TLS, no SASL":    {TLS{}, SASL{}, false},
 		"no password at all": {trusted, SASL{Mechanism: "PLAIN", Username: "plain"}, false},
 	} {
@@ -98,17 +98,55 @@ func TestTLSAndSASL(t *testing.T) {
 	}
 }
 
-func TestUnusableFlags(t *testing.T) {
-	for want, c := range map[string]Config{
-		"--kafka.brokers":                 {},
-		"--kafka.tls.ca-file":             {Brokers: []string{"x:1"}, TLS: TLS{CAFile: "/does/not/exist"}},
-		"belong together":                 {Brokers: []string{"x:1"}, TLS: TLS{CertFile: "cert.pem"}},
-		"--kafka.sasl.password-file":      {Brokers: []string{"x:1"}, SASL: SASL{Mechanism: "PLAIN", Username: "u", PasswordFile: "/does/not/exist"}},
-		"--kafka.sasl.oauth-token-file":   {Brokers: []string{"x:1"}, SASL: SASL{Mechanism: "OAUTHBEARER"}},
-		"unknown SASL mechanism \"SHA1\"": {Brokers: []string{"x:1"}, SASL: SASL{Mechanism: "SHA1", Username: "u", Password: "p"}},
+func TestMistakesNameTheFlagAndTheRemedy(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		change func(*Config)
+		want   []string
+	}{
+		{func(c *Config) { c.Brokers = nil }, []string{"--kafka.brokers", "HOST:PORT"}},
+		{func(c *Config) { c.Brokers = []string{"kafka-1"} }, []string{"--kafka.brokers", `"kafka-1"`, "kafka-1:9092"}},
+		{func(c *Config) { c.Brokers = []string{"kafka-1:http"} }, []string{"--kafka.brokers", `"kafka-1:http"`, "65535"}},
+		{func(c *Config) { c.TLS.CAFile = "/ca" }, []string{"--kafka.tls.ca-file", "--kafka.tls.enabled"}},
+		{func(c *Config) { c.TLS = TLS{Enabled: true, CertFile: "/c"} }, []string{"--kafka.tls.key-file", "both"}},
+		{func(c *Config) { c.TLS = TLS{Enabled: true, CAFile: "/nowhere/ca"} }, []string{"--kafka.tls.ca-file", "/nowhere/ca"}},
+		{func(c *Config) { c.TLS = TLS{Enabled: true, CAFile: empty} }, []string{"--kafka.tls.ca-file", "no certificate", "PEM"}},
+		{func(c *Config) { c.TLS = TLS{Enabled: true, CertFile: empty, KeyFile: empty} }, []string{"--kafka.tls.cert-file"}},
+		{func(c *Config) { c.SASL.Mechanism = "GSSAPI" }, []string{"--kafka.sasl.mechanism", "GSSAPI", "SCRAM-SHA-512"}},
+		{func(c *Config) { c.SASL.Username = "u" }, []string{"--kafka.sasl.username", "--kafka.sasl.mechanism"}},
+		{func(c *Config) { c.SASL.Mechanism = Plain }, []string{"PLAIN", "needs --kafka.sasl.username"}},
+		{func(c *Config) { c.SASL = SASL{Mechanism: Plain, Username: "u"} }, []string{"needs --kafka.sasl.password or --kafka.sasl.password-file"}},
+		{func(c *Config) {
+			c.SASL = SASL{Mechanism: Plain, Username: "u", Password: "hunter2", PasswordFile: empty}
+		}, []string{"--kafka.sasl.password", "remove one"}},
+		{func(c *Config) {
+			c.SASL = SASL{Mechanism: ScramSHA256, Username: "u", PasswordFile: empty}
+		}, []string{"--kafka.sasl.password-file", "is empty"}},
+		{func(c *Config) {
+			c.SASL = SASL{Mechanism: ScramSHA256, Username: "u", Password: "hunter2", OAuthClientID: "x"}
+		}, []string{"--kafka.sasl.oauth-client-id", "SCRAM-SHA-256", "remove one"}},
+		{func(c *Config) { c.SASL.Mechanism = OAuthBearer }, []string{"OAUTHBEARER", "--kafka.sasl.oauth-token-url"}},
+		{func(c *Config) {
+			c.SASL = SASL{Mechanism: OAuthBearer, OAuthTokenFile: "/nowhere/t"}
+		}, []string{"--kafka.sasl.oauth-token-file", "/nowhere/t"}},
 	} {
-		if _, err := c.Options(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
+		c := Config{Brokers: []string{"kafka-1:9092"}}
+		tt.change(&c)
+		_, err := c.Options(time.Second, nil)
+		if err == nil {
+			t.Errorf("%v: no error for %+v", tt.want, c)
+			continue
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q does not say %q", err, want)
+			}
+		}
+		if strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%q tells the secret", err)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package kafka
+package kafkaconn
 
 import (
 	"context"
@@ -12,8 +12,17 @@ import (
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/clientcredentials"
 
-	"oncewatch/collectors/poll"
+	"oncewatch/collectors/config"
 )
+
+// tokenTimeout is how long a token endpoint may take to answer.
+const tokenTimeout = 10 * time.Second
+
+// AuthError is a token that could not be had.
+type AuthError struct{ Err error }
+
+func (e *AuthError) Error() string { return e.Err.Error() }
+func (e *AuthError) Unwrap() error { return e.Err }
 
 // tokenCache keeps a token until shortly before it expires. franz-go asks it
 // for every new connection and for every re-authentication that a broker
@@ -44,7 +53,7 @@ func (c *tokenCache) get(ctx context.Context) (string, error) {
 		if c.token != nil && now.Before(c.token.Expiry) {
 			return c.token.AccessToken, nil
 		}
-		return "", &poll.KindError{Kind: "auth", Err: err}
+		return "", &AuthError{err}
 	}
 	c.token, c.until = token, now
 	if !token.Expiry.IsZero() {
@@ -63,14 +72,14 @@ func (c *tokenCache) forget() {
 
 func (s SASL) tokenFromEndpoint(client *http.Client) func(context.Context) (*oauth2.Token, error) {
 	return func(ctx context.Context) (*oauth2.Token, error) {
-		secret := s.OAuthClientSecret.Reveal()
+		secret := s.OAuthClientSecret
 		if s.OAuthClientSecretFile != "" {
 			var err error
-			if secret, err = readSecret("--kafka.sasl.oauth-client-secret-file", s.OAuthClientSecretFile); err != nil {
+			if secret, err = config.ReadSecret("--kafka.sasl.oauth-client-secret-file", s.OAuthClientSecretFile); err != nil {
 				return nil, err
 			}
 		}
-		conf := clientcredentials.Config{ClientID: s.OAuthClientID, ClientSecret: secret, TokenURL: s.OAuthTokenURL, Scopes: s.OAuthScopes}
+		conf := clientcredentials.Config{ClientID: s.OAuthClientID, ClientSecret: secret.Reveal(), TokenURL: s.OAuthTokenURL, Scopes: s.OAuthScopes}
 		token, err := conf.Token(context.WithValue(ctx, oauth2.HTTPClient, client))
 		if err != nil {
 			return nil, fmt.Errorf("no token from --kafka.sasl.oauth-token-url (%s): %w", withoutPassword(s.OAuthTokenURL), brief(err))
@@ -106,9 +115,9 @@ func withoutPassword(text string) string {
 
 // tokenFromFile has no expiry: the file is read each time it is asked.
 func (s SASL) tokenFromFile(context.Context) (*oauth2.Token, error) {
-	token, err := readSecret("--kafka.sasl.oauth-token-file", s.OAuthTokenFile)
+	token, err := config.ReadSecret("--kafka.sasl.oauth-token-file", s.OAuthTokenFile)
 	if err != nil {
 		return nil, err
 	}
-	return &oauth2.Token{AccessToken: token}, nil
+	return &oauth2.Token{AccessToken: token.Reveal()}, nil
 }

@@ -1,4 +1,5 @@
-package kafkaconn
+// Package topicconfig reads the configuration of topics from the brokers.
+package topicconfig
 
 import (
 	"context"
@@ -23,8 +24,8 @@ type Retention struct {
 	Unlimited bool
 }
 
-// TopicRetention reads the topics' effective retention.
-func TopicRetention(ctx context.Context, admin *kadm.Client, topics ...string) (map[string]Retention, error) {
+// Retentions reads the topics' effective retention.
+func Retentions(ctx context.Context, admin *kadm.Client, topics ...string) (map[string]Retention, error) {
 	configs, err := admin.DescribeTopicConfigs(ctx, topics...)
 	if err != nil {
 		return nil, fmt.Errorf("read the topics' configuration: %w", err)
