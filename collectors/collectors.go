@@ -6,12 +6,10 @@ package collectors
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"oncewatch/alerts"
@@ -22,68 +20,6 @@ import (
 	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/retention"
 )
-
-// Config is everything that is watched, and how often.
-type Config struct {
-	Postgres postgres.Config `embed:"" prefix:"postgres." group:"PostgreSQL"`
-	Kafka    kafka.Config    `embed:"" prefix:"kafka." group:"Kafka"`
-	Consumer consumer.Config `embed:"" prefix:"consumer."`
-	Poll     Poll            `embed:"" prefix:"poll."`
-
-	// Stores replaces Postgres where the file lists several.
-	Stores []postgres.Config `kong:"-"`
-}
-
-// Poll is the rhythm of the collectors.
-type Poll struct {
-	Interval time.Duration `default:"15s" help:"Time between two polls of a collector."`
-	Timeout  time.Duration `default:"10s" help:"Time one poll may take."`
-}
-
-// Validate names every key that cannot be used, and its remedy. It connects to
-// nothing.
-func (c Config) Validate() error {
-	var errs []error
-	if c.Poll.Interval < 100*time.Millisecond {
-		errs = append(errs, fmt.Errorf("--poll.interval: %s is too short: want 100ms or more", c.Poll.Interval))
-	}
-	if c.Poll.Timeout <= 0 {
-		errs = append(errs, fmt.Errorf("--poll.timeout: %s is no time: want for example 10s", c.Poll.Timeout))
-	}
-	errs = append(errs, c.Kafka.Validate(), c.Consumer.Validate())
-	for i, s := range c.stores() {
-		if err := s.Validate(); err != nil {
-			if len(c.Stores) > 0 {
-				err = fmt.Errorf("store %d (%s): %w", i+1, cmp.Or(s.Database, s.Table), err)
-			}
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// Targets are the sources that would be asked, without a secret. Two stores
-// that are named alike are an error here; the exporter refuses the second one
-// only, and the others go on.
-func (c Config) Targets() ([]string, error) {
-	targets := []string{"Kafka at " + strings.Join(c.Kafka.Brokers, ",")}
-	named := map[string]int{}
-	for i, s := range c.stores() {
-		if other, ok := named[s.Database]; ok && s.Database != "" {
-			return nil, fmt.Errorf("stores %d and %d: both are named database: %s; the label must tell them apart", other+1, i+1, s.Database)
-		}
-		named[s.Database] = i
-		target, err := s.Target()
-		if err != nil {
-			return nil, err
-		}
-		targets = append(targets, target)
-	}
-	if n := len(c.Consumer.MetricsURL); n > 0 { // an address may hold a password
-		targets = append(targets, fmt.Sprintf("the metrics of %d consumers", n))
-	}
-	return targets, nil
-}
 
 // Exporter is the sources and their pollers.
 type Exporter struct {
@@ -238,35 +174,26 @@ func newest[T poll.Snapshot](p *poll.Poller) func() T {
 }
 
 // afterOthers is the source that compares what the others have read: its first
-// poll waits until they have read something.
+// poll waits until the broker and every database have answered, or failed to.
 type afterOthers struct {
 	e *Exporter
 	*retention.Source
 }
 
-// Poll implements poll.Source.
+// Poll implements poll.Source. Where the time is over first, the source says
+// what it lacks.
 func (a *afterOthers) Poll(ctx context.Context) (poll.Snapshot, error) {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !a.e.readBoth() {
+	others := []*poll.Poller{a.e.groups, a.e.topics}
+	for _, s := range a.e.stores {
+		others = append(others, s.markers)
+	}
+	for _, p := range others {
 		select {
+		case <-p.Tried():
 		case <-ctx.Done():
-			return a.Source.Poll(ctx) // it says what it lacks
-		case <-tick.C:
 		}
 	}
 	return a.Source.Poll(ctx)
-}
-
-// readBoth says whether the broker and every database have answered, or failed
-// to.
-func (e *Exporter) readBoth() bool {
-	for _, s := range e.stores {
-		if !s.markers.Tried() {
-			return false
-		}
-	}
-	return e.groups.Tried() && e.topics.Tried()
 }
 
 func latest[T poll.Snapshot](p *poll.Poller) (none T, ok bool) {

@@ -55,7 +55,7 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 		e.Pollers.Run(ctx)
 	}()
 	if started != nil {
-		started(Started{URL: server.URL(), Polled: e.polled})
+		started(Started{URL: server.URL(), Polled: e.Pollers.Wait})
 	}
 	err = server.Serve(ctx, web.Handler(w, reg, page, log), web.Probes(e.Pollers.Ready), grace)
 	cancel()
@@ -85,18 +85,4 @@ func (e *Exporter) view(metrics string) web.View {
 		Now: f.Now, Refresh: e.config.Poll.Interval, Version: version.Version, Metrics: metrics,
 		Sources: f.Sources, Lines: checklist.Evaluate(f), Notes: checklist.LeftOut(f),
 	}
-}
-
-// polled waits until every collector has succeeded once.
-func (e *Exporter) polled(ctx context.Context) error {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !e.Pollers.Ready() {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
-	return nil
 }

@@ -3,12 +3,9 @@ package collectors
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"reflect"
 	"sync"
 
-	"oncewatch/collectors/config"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
 )
@@ -17,42 +14,6 @@ import (
 type store struct {
 	*postgres.Store
 	markers, table, divergence *poll.Poller
-}
-
-// LoadStores reads the stores of the configuration file, if it lists any.
-func (c *Config) LoadStores(file *config.File) error {
-	if file == nil {
-		return nil
-	}
-	for i, entry := range file.List("stores") {
-		var one struct {
-			postgres.Config `embed:""`
-		}
-		if err := entry.Decode(&one); err != nil {
-			return fmt.Errorf("store %d: %w", i+1, err)
-		}
-		c.Stores = append(c.Stores, one.Config)
-	}
-	if len(c.Stores) == 0 {
-		return nil
-	}
-	var untouched struct {
-		Postgres postgres.Config `embed:"" prefix:"postgres."`
-	}
-	if err := config.Defaults(&untouched); err != nil {
-		return err
-	}
-	if !reflect.ValueOf(c.Postgres).IsZero() && !reflect.DeepEqual(c.Postgres, untouched.Postgres) {
-		return errors.New("stores and postgres.* are both set, by flag, environment or file: the stores replace it, so put its settings into an entry of stores")
-	}
-	return nil
-}
-
-func (c Config) stores() []postgres.Config {
-	if len(c.Stores) > 0 {
-		return c.Stores
-	}
-	return []postgres.Config{c.Postgres}
 }
 
 // labels gives each value of the label database to one store, so that two

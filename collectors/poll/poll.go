@@ -94,6 +94,8 @@ type Poller struct {
 	o      Options
 	source Source
 
+	tried, succeeded chan struct{} // closed when the first poll has ended, has succeeded
+
 	mu          sync.RWMutex
 	snapshot    Snapshot
 	started     time.Time // when the newest finished poll began
@@ -112,7 +114,7 @@ func New(source Source, o Options) *Poller {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Poller{o: o, source: source, errors: map[string]float64{}, reported: map[string]string{}}
+	return &Poller{o: o, source: source, tried: make(chan struct{}), succeeded: make(chan struct{}), errors: map[string]float64{}, reported: map[string]string{}}
 }
 
 // Run polls until the context ends, first at once.
@@ -146,6 +148,12 @@ func (p *Poller) Once(ctx context.Context) error {
 	}
 
 	p.mu.Lock()
+	if p.ended.IsZero() {
+		defer close(p.tried)
+	}
+	if err == nil && p.lastSuccess.IsZero() {
+		defer close(p.succeeded)
+	}
 	p.started, p.ended, p.lastErr = start, p.o.Now(), err
 	if err == nil {
 		// From the start of the poll: what it read is at least that old.
@@ -219,12 +227,11 @@ func (p *Poller) Status() Status {
 	return s
 }
 
-// Tried says whether a poll has ended, well or not.
-func (p *Poller) Tried() bool {
-	p.mu.RLock()
-	defer p.mu.RUnlock()
-	return !p.ended.IsZero()
-}
+// Tried is closed once a poll has ended, well or not.
+func (p *Poller) Tried() <-chan struct{} { return p.tried }
+
+// Succeeded is closed once a poll has succeeded.
+func (p *Poller) Succeeded() <-chan struct{} { return p.succeeded }
 
 func (p *Poller) stale(now time.Time) bool {
 	return p.lastSuccess.IsZero() || now.Sub(p.lastSuccess) > StaleAfter*p.o.Interval

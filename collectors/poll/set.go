@@ -35,11 +35,26 @@ func (s Set) Run(ctx context.Context) {
 // Ready says whether every collector has succeeded once.
 func (s Set) Ready() bool {
 	for _, p := range s {
-		if p.Status().LastSuccess.IsZero() {
+		select {
+		case <-p.Succeeded():
+		default:
 			return false
 		}
 	}
 	return true
+}
+
+// Wait returns once every collector has succeeded once, or with the context's
+// error.
+func (s Set) Wait(ctx context.Context) error {
+	for _, p := range s {
+		select {
+		case <-p.Succeeded():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // Describe implements prometheus.Collector.

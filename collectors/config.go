@@ -1,0 +1,113 @@
+package collectors
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"oncewatch/collectors/config"
+	"oncewatch/collectors/consumer"
+	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/postgres"
+)
+
+// Config is everything that is watched, and how often.
+type Config struct {
+	Postgres postgres.Config `embed:"" prefix:"postgres." group:"PostgreSQL"`
+	Kafka    kafka.Config    `embed:"" prefix:"kafka." group:"Kafka"`
+	Consumer consumer.Config `embed:"" prefix:"consumer."`
+	Poll     Poll            `embed:"" prefix:"poll."`
+
+	// Stores replaces Postgres where the file lists several.
+	Stores []postgres.Config `kong:"-"`
+}
+
+// Poll is the rhythm of the collectors.
+type Poll struct {
+	Interval time.Duration `default:"15s" help:"Time between two polls of a collector."`
+	Timeout  time.Duration `default:"10s" help:"Time one poll may take."`
+}
+
+// Validate names every key that cannot be used, and its remedy. It connects to
+// nothing.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Poll.Interval < 100*time.Millisecond {
+		errs = append(errs, fmt.Errorf("--poll.interval: %s is too short: want 100ms or more", c.Poll.Interval))
+	}
+	if c.Poll.Timeout <= 0 {
+		errs = append(errs, fmt.Errorf("--poll.timeout: %s is no time: want for example 10s", c.Poll.Timeout))
+	}
+	errs = append(errs, c.Kafka.Validate(), c.Consumer.Validate())
+	for i, s := range c.stores() {
+		if err := s.Validate(); err != nil {
+			if len(c.Stores) > 0 {
+				err = fmt.Errorf("store %d (%s): %w", i+1, cmp.Or(s.Database, s.Table), err)
+			}
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Targets are the sources that would be asked, without a secret. Two stores
+// that are named alike are an error here; the exporter refuses the second one
+// only, and the others go on.
+func (c Config) Targets() ([]string, error) {
+	targets := []string{"Kafka at " + strings.Join(c.Kafka.Brokers, ",")}
+	named := map[string]int{}
+	for i, s := range c.stores() {
+		if other, ok := named[s.Database]; ok && s.Database != "" {
+			return nil, fmt.Errorf("stores %d and %d: both are named database: %s; the label must tell them apart", other+1, i+1, s.Database)
+		}
+		named[s.Database] = i
+		target, err := s.Target()
+		if err != nil {
+			return nil, err
+		}
+		targets = append(targets, target)
+	}
+	if n := len(c.Consumer.MetricsURL); n > 0 { // an address may hold a password
+		targets = append(targets, fmt.Sprintf("the metrics of %d consumers", n))
+	}
+	return targets, nil
+}
+
+// LoadStores reads the stores of the configuration file, if it lists any.
+func (c *Config) LoadStores(file *config.File) error {
+	if file == nil {
+		return nil
+	}
+	for i, entry := range file.List("stores") {
+		var one struct {
+			postgres.Config `embed:""`
+		}
+		if err := entry.Decode(&one); err != nil {
+			return fmt.Errorf("store %d: %w", i+1, err)
+		}
+		c.Stores = append(c.Stores, one.Config)
+	}
+	if len(c.Stores) == 0 {
+		return nil
+	}
+	var untouched struct {
+		Postgres postgres.Config `embed:"" prefix:"postgres."`
+	}
+	if err := config.Defaults(&untouched); err != nil {
+		return err
+	}
+	if !reflect.ValueOf(c.Postgres).IsZero() && !reflect.DeepEqual(c.Postgres, untouched.Postgres) {
+		return errors.New("stores and postgres.* are both set, by flag, environment or file: the stores replace it, so put its settings into an entry of stores")
+	}
+	return nil
+}
+
+func (c Config) stores() []postgres.Config {
+	if len(c.Stores) > 0 {
+		return c.Stores
+	}
+	return []postgres.Config{c.Postgres}
+}
