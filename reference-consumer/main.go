@@ -73,6 +73,3 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitFailed
 	}
 }
-
-// output of the commands.
-type output struct{ stdout, stderr io.Writer }
