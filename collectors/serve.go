@@ -3,6 +3,7 @@ package collectors
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"strings"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 	"github.com/prometheus/common/version"
 
 	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/exposition"
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/web"
 )
 
@@ -38,7 +41,7 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	if err != nil {
 		return err
 	}
-	reg, err := e.Registry()
+	metrics, err := e.metrics(log)
 	if err != nil {
 		return err
 	}
@@ -57,17 +60,28 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	if started != nil {
 		started(Started{URL: server.URL(), Polled: e.Pollers.Wait})
 	}
-	err = server.Serve(ctx, web.Handler(w, reg, page, log), web.Probes(e.Pollers.Ready), grace)
+	err = server.Serve(ctx, web.Handler(w, metrics, page), web.Probes(e.Pollers.Ready), grace)
 	cancel()
 	<-polling
 	return err
 }
 
+// metrics serves the sources' metrics and those of the exporter itself.
+func (e *Exporter) metrics(log *slog.Logger) (http.Handler, error) {
+	own, err := registry(poll.Own(e.Pollers))
+	if err != nil {
+		return nil, err
+	}
+	return exposition.New(e.Pollers, own, log, e.now)
+}
+
 // Registry has the sources' metrics and those of the exporter itself.
-func (e *Exporter) Registry() (*prometheus.Registry, error) {
+func (e *Exporter) Registry() (*prometheus.Registry, error) { return registry(e.Pollers) }
+
+func registry(pollers prometheus.Collector) (*prometheus.Registry, error) {
 	reg := prometheus.NewRegistry()
 	for _, c := range []prometheus.Collector{
-		e.Pollers,
+		pollers,
 		versioncollector.NewCollector("oncewatch"),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),

@@ -39,10 +39,14 @@ type sample struct {
 	desc   *prometheus.Desc
 	labels labelSet
 	gauge  *dto.Gauge
+	ages   bool
 }
 
 // Desc implements prometheus.Metric.
 func (s *sample) Desc() *prometheus.Desc { return s.desc }
+
+// Ages implements poll.Aging.
+func (s *sample) Ages() bool { return s.ages }
 
 // Write implements prometheus.Metric.
 func (s *sample) Write(m *dto.Metric) error {
@@ -67,6 +71,10 @@ func newSender(now time.Time, ch chan<- prometheus.Metric) *sender {
 const maxShared = 1024
 
 func (s *sender) gauge(desc *prometheus.Desc, value float64, labels labelSet) {
+	s.send(desc, value, labels, false)
+}
+
+func (s *sender) send(desc *prometheus.Desc, value float64, labels labelSet, ages bool) {
 	if math.IsNaN(value) {
 		return
 	}
@@ -82,7 +90,7 @@ func (s *sender) gauge(desc *prometheus.Desc, value float64, labels labelSet) {
 	}
 	one := &s.spare[0]
 	s.spare = s.spare[1:]
-	*one = sample{desc, labels, g}
+	*one = sample{desc, labels, g, ages}
 	s.ch <- one
 }
 
@@ -92,6 +100,6 @@ func (s *sender) age(desc *prometheus.Desc, record time.Time, labels labelSet) {
 	if record.IsZero() {
 		s.gauge(desc, 0, labels)
 	} else if a := age(s.now, record); a.OK {
-		s.gauge(desc, a.Value, labels)
+		s.send(desc, a.Value, labels, a.Value > 0)
 	}
 }

@@ -98,6 +98,7 @@ type Poller struct {
 
 	mu          sync.RWMutex
 	snapshot    Snapshot
+	polled      int       // how many snapshots there have been
 	started     time.Time // when the newest finished poll began
 	ended       time.Time
 	lastSuccess time.Time
@@ -158,6 +159,7 @@ func (p *Poller) Once(ctx context.Context) error {
 	if err == nil {
 		// From the start of the poll: what it read is at least that old.
 		p.snapshot, p.lastSuccess = snapshot, start
+		p.polled++
 	}
 	for _, pr := range problems {
 		p.errors[pr.Kind]++

@@ -57,38 +57,52 @@ func (s Set) Wait(ctx context.Context) error {
 	return nil
 }
 
+// Own is the metrics of the pollers themselves.
+type Own Set
+
 // Describe implements prometheus.Collector.
-func (s Set) Describe(ch chan<- *prometheus.Desc) {
+func (s Own) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{successDesc, durationDesc, lastSuccessDesc, intervalDesc, errorsDesc} {
 		ch <- d
 	}
+}
+
+// Collect implements prometheus.Collector.
+func (s Own) Collect(ch chan<- prometheus.Metric) {
+	for _, p := range s {
+		p.collectOwn(ch)
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (s Set) Describe(ch chan<- *prometheus.Desc) {
+	Own(s).Describe(ch)
 	// Two stores share their descriptions; the registry wants each once.
 	once := map[*prometheus.Desc]bool{}
-	descs := make(chan *prometheus.Desc)
-	go func() {
-		defer close(descs)
-		for _, p := range s {
-			p.source.Describe(descs)
-		}
-	}()
-	for d := range descs {
-		if !once[d] {
-			once[d] = true
-			ch <- d
+	for _, p := range s {
+		for _, d := range p.descs() {
+			if !once[d] {
+				once[d] = true
+				ch <- d
+			}
 		}
 	}
 }
 
 // Collect implements prometheus.Collector. It only copies what is there.
 func (s Set) Collect(ch chan<- prometheus.Metric) {
+	Own(s).Collect(ch)
 	for _, p := range s {
-		p.collect(ch)
+		now := p.o.Now()
+		for _, snapshot := range (Unit{p}).Seen(now).Snapshots {
+			snapshot.Collect(now, ch)
+		}
 	}
 }
 
-func (p *Poller) collect(ch chan<- prometheus.Metric) {
-	now := p.o.Now()
+func (p *Poller) collectOwn(ch chan<- prometheus.Metric) {
 	p.mu.RLock()
+	defer p.mu.RUnlock()
 	success, last := 0.0, 0.0
 	if !p.ended.IsZero() && p.lastErr == nil {
 		success = 1
@@ -104,13 +118,5 @@ func (p *Poller) collect(ch chan<- prometheus.Metric) {
 	}
 	for kind, n := range p.errors {
 		Counter(ch, errorsDesc, n, p.o.Name, kind)
-	}
-	snapshot := p.snapshot
-	if p.stale(now) {
-		snapshot = nil
-	}
-	p.mu.RUnlock()
-	if snapshot != nil {
-		snapshot.Collect(now, ch)
 	}
 }

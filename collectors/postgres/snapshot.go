@@ -216,10 +216,10 @@ func (m *Markers) Collect(now time.Time, ch chan<- prometheus.Metric) {
 		poll.Counter(ch, insertedDesc, float64(s.Inserted), db, s.Group, s.Topic)
 		poll.Counter(ch, prunedDesc, float64(s.Pruned), db, s.Group, s.Topic)
 		if !s.Oldest.IsZero() {
-			poll.Gauge(ch, oldestDesc, m.ageSeconds(s.Oldest, now), db, s.Group, s.Topic)
+			poll.Age(ch, oldestDesc, m.ageSeconds(s.Oldest, now), db, s.Group, s.Topic)
 		}
 		if !s.Newest.IsZero() {
-			poll.Gauge(ch, newestDesc, m.ageSeconds(s.Newest, now), db, s.Group, s.Topic)
+			poll.Age(ch, newestDesc, m.ageSeconds(s.Newest, now), db, s.Group, s.Topic)
 		}
 		if s.Pruning {
 			poll.Gauge(ch, observedDesc, s.ObservedRetention.Seconds(), db, s.Group, s.Topic)
@@ -244,7 +244,7 @@ func (m *Markers) Collect(now time.Time, ch chan<- prometheus.Metric) {
 	}
 	poll.Counter(ch, correctionsDesc, float64(m.Corrections), db)
 	if !m.ScrubSince.IsZero() {
-		poll.Gauge(ch, scrubAgeDesc, now.Sub(m.ScrubSince).Seconds(), db)
+		poll.Age(ch, scrubAgeDesc, now.Sub(m.ScrubSince).Seconds(), db)
 	}
 	poll.Gauge(ch, progressDesc, m.Progress, db)
 	poll.Gauge(ch, cellsDesc, float64(m.Cells), db)

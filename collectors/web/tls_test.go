@@ -67,7 +67,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := pair(t, dir, "old")
-	h := web.Handler(web.Config{TelemetryPath: "/metrics"}, registry(t, fixed(1)), nil, quiet)
+	h := handler(t, fixed(1))
 	url, end := start(t, web.Config{ConfigFile: file}, h)
 	defer func() {
 		if err := end(); err != nil {
@@ -128,7 +128,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 
 // A request is bounded in its size and in its time, and only reads.
 func TestRequestsAreBounded(t *testing.T) {
-	h := web.Handler(web.Config{TelemetryPath: "/metrics"}, registry(t, fixed(1)), nil, quiet)
+	h := handler(t, fixed(1))
 	url, end := start(t, web.Config{}, h)
 	t.Cleanup(func() { // after the parallel parts
 		if err := end(); err != nil {

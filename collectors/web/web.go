@@ -16,8 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	toolkit "github.com/prometheus/exporter-toolkit/web"
 	"go.yaml.in/yaml/v3"
 )
@@ -32,18 +30,10 @@ type Config struct {
 // metricsPath is the default of web.telemetry-path.
 const metricsPath = "/metrics"
 
-// Handler serves the registry's metrics and the page.
-func Handler(c Config, reg *prometheus.Registry, page http.Handler, log *slog.Logger) http.Handler {
+// Handler serves the metrics and the page.
+func Handler(c Config, metrics, page http.Handler) http.Handler {
 	mux := http.NewServeMux()
-	metrics := promhttp.HandlerFor(reg, promhttp.HandlerOpts{
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
-		// One bad series must not cost the others (case P24).
-		ErrorHandling:     promhttp.ContinueOnError,
-		Registry:          reg,
-		EnableOpenMetrics: true,
-	})
-	// TimeoutHandler buffers: a scraper that reads slowly holds no place.
-	mux.Handle("GET "+cmp.Or(c.TelemetryPath, metricsPath), http.TimeoutHandler(limit(scrapesAtOnce, metrics), 10*time.Second, "too many scrapes at once"))
+	mux.Handle("GET "+cmp.Or(c.TelemetryPath, metricsPath), metrics)
 	if page != nil {
 		mux.Handle("GET /{$}", page)
 	}
@@ -65,22 +55,6 @@ func Probes(ready func() bool) http.Handler {
 		_, _ = fmt.Fprintln(w, "oncewatch is ready.")
 	})
 	return mux
-}
-
-// scrapesAtOnce bounds the memory of many scrapes at the same moment: each
-// holds its whole page. Others wait for a place.
-const scrapesAtOnce = 4
-
-func limit(n int, h http.Handler) http.Handler {
-	places := make(chan struct{}, n)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case places <- struct{}{}:
-			defer func() { <-places }()
-			h.ServeHTTP(w, r)
-		case <-r.Context().Done():
-		}
-	})
 }
 
 // Server is a listening HTTP server.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +22,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/exposition"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/web"
 )
@@ -107,42 +107,30 @@ func TestHostileNames(t *testing.T) {
 
 var desc = prometheus.NewDesc("some_metric", "Help.", []string{"topic"}, nil)
 
+// fixed is a source of so many series.
 type fixed int
 
-func (fixed) Describe(ch chan<- *prometheus.Desc) { ch <- desc }
-func (n fixed) Collect(ch chan<- prometheus.Metric) {
+func (fixed) Describe(ch chan<- *prometheus.Desc)           { ch <- desc }
+func (n fixed) Poll(context.Context) (poll.Snapshot, error) { return n, nil }
+func (fixed) Problems() []poll.Problem                      { return nil }
+func (n fixed) Collect(_ time.Time, ch chan<- prometheus.Metric) {
 	for i := range int(n) {
 		poll.Gauge(ch, desc, float64(i), fmt.Sprint("topic-", i))
 	}
 }
 
-func registry(t testing.TB, c prometheus.Collector) *prometheus.Registry {
+// handler serves a source's metrics without a page.
+func handler(t testing.TB, s poll.Source) http.Handler {
 	t.Helper()
-	reg := prometheus.NewRegistry()
-	if err := reg.Register(c); err != nil {
+	p := poll.New(s, poll.Options{Name: "some", Interval: time.Minute, Timeout: time.Minute})
+	if err := p.Once(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return reg
-}
-
-type twice struct{}
-
-func (twice) Describe(ch chan<- *prometheus.Desc) { ch <- desc }
-func (twice) Collect(ch chan<- prometheus.Metric) {
-	poll.Gauge(ch, desc, 1, "same")
-	poll.Gauge(ch, desc, 2, "same")
-	poll.Gauge(ch, desc, math.Inf(1), "other\n\"\xff")
-}
-
-// case P24: a label set that comes twice does not cost the page.
-func TestOneBadSeriesDoesNotCostThePage(t *testing.T) {
-	h := web.Handler(web.Config{TelemetryPath: "/metrics"}, registry(t, twice{}), nil, quiet)
-	rec := httptest.NewRecorder()
-	h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	if rec.Code != http.StatusOK || !strings.Contains(rec.Body.String(), `some_metric{topic="same"}`) ||
-		!strings.Contains(rec.Body.String(), "some_metric{topic=\"other\\n\\\"\uFFFD\"} +Inf") {
-		t.Errorf("%d:\n%s", rec.Code, rec.Body)
+	metrics, err := exposition.New(poll.Set{p}, prometheus.NewRegistry(), quiet, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return web.Handler(web.Config{TelemetryPath: "/metrics"}, metrics, nil)
 }
 
 func start(t *testing.T, c web.Config, h http.Handler) (url string, end func() error) {
@@ -161,7 +149,7 @@ func start(t *testing.T, c web.Config, h http.Handler) (url string, end func() e
 // A scraper that opens connections and reads nothing must hold neither other
 // scrapes nor the exit; 200 at once are all answered.
 func TestManyAndSlowScrapers(t *testing.T) {
-	h := web.Handler(web.Config{TelemetryPath: "/metrics"}, registry(t, fixed(100)), nil, quiet)
+	h := handler(t, fixed(100))
 	url, end := start(t, web.Config{}, h)
 	for range 20 {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -213,7 +201,7 @@ func TestBasicAuth(t *testing.T) {
 	if err := os.WriteFile(file, []byte("basic_auth_users:\n  prometheus: "+string(hash)+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h := web.Handler(web.Config{TelemetryPath: "/metrics"}, registry(t, fixed(1)), nil, quiet)
+	h := handler(t, fixed(1))
 	url, end := start(t, web.Config{ConfigFile: file}, h)
 	defer func() {
 		if err := end(); err != nil {
@@ -250,17 +238,5 @@ func TestBasicAuth(t *testing.T) {
 		if resp.StatusCode == http.StatusUnauthorized && want == http.StatusOK {
 			t.Errorf("%s wants a password", path)
 		}
-	}
-}
-
-func BenchmarkScrape(b *testing.B) {
-	for _, n := range []int{600, 12_000} {
-		b.Run(fmt.Sprintf("series=%d", n), func(b *testing.B) {
-			h := web.Handler(web.Config{TelemetryPath: "/metrics"}, registry(b, fixed(n)), nil, quiet)
-			for b.Loop() {
-				rec := httptest.NewRecorder()
-				h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-			}
-		})
 	}
 }
