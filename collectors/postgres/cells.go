@@ -26,10 +26,12 @@ type cell struct {
 	offsets  []offsets
 }
 
-// offsets is the range of offsets of one partition in a cell.
+// offsets is the range of offsets of one partition in a cell, and how many
+// markers are in it.
 type offsets struct {
 	partition int64
 	min, max  int64
+	n         int64
 }
 
 // bucket is the cells of the rows with lo <= time < hi. A bucket without rows
@@ -214,6 +216,7 @@ func addOffsets(list []offsets, o offsets) []offsets {
 	i := sort.Search(len(list), func(i int) bool { return list[i].partition >= o.partition })
 	if i < len(list) && list[i].partition == o.partition {
 		list[i].min, list[i].max = min(list[i].min, o.min), max(list[i].max, o.max)
+		list[i].n += o.n
 		return list
 	}
 	return slices.Insert(list, i, o)
@@ -258,7 +261,7 @@ func (b *book) size() (n int) {
 
 // bytes estimates the memory of the book.
 func (b *book) bytes() (n int) {
-	const bucketBytes, cellBytes, offsetsBytes = 64, 56, 24
+	const bucketBytes, cellBytes, offsetsBytes = 64, 56, 32
 	for _, x := range b.buckets {
 		n += bucketBytes + cellBytes*cap(x.cells)
 		for _, c := range x.cells {

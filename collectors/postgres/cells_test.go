@@ -82,7 +82,7 @@ func TestBookAgainstAListOfRows(t *testing.T) {
 			c := &b.cells[i]
 			c.count++
 			c.min, c.max = min(c.min, r.at), max(c.max, r.at)
-			c.offsets = addOffsets(c.offsets, offsets{r.partition, r.offset, r.offset})
+			c.offsets = addOffsets(c.offsets, offsets{r.partition, r.offset, r.offset, 1})
 		}
 		var out []*bucket
 		for _, b := range by {

@@ -166,7 +166,7 @@ func collect(rows pgx.Rows, width int64, intern func(group, topic string) int32)
 		c.count += n
 		c.min, c.max = min(c.min, micros(oldest)), max(c.max, micros(newest))
 		if partition != nil && minOff != nil {
-			c.offsets = addOffsets(c.offsets, offsets{*partition, *minOff, *maxOff})
+			c.offsets = addOffsets(c.offsets, offsets{*partition, *minOff, *maxOff, min(n, *maxOff-*minOff+1)})
 		}
 	}
 	if err := rows.Err(); err != nil {

@@ -206,20 +206,20 @@ func TestMissingMarkers(t *testing.T) {
 		a, b cell
 		want []marks
 	}{
-		"nothing":             {of(10, offsets{0, 0, 9}), of(10, offsets{0, 0, 9}), nil},
-		"all":                 {of(15, offsets{0, 0, 9}, offsets{1, 5, 9}), cell{}, []marks{{0, 0, 9, 10}, {1, 5, 9, 5}}},
-		"low end":             {of(10, offsets{0, 0, 9}), of(6, offsets{0, 4, 9}), []marks{{0, 0, 3, 4}}},
-		"both ends":           {of(10, offsets{0, 0, 9}), of(6, offsets{0, 2, 7}), []marks{{0, 0, 1, 2}, {0, 8, 9, 2}}},
-		"one partition":       {of(15, offsets{0, 0, 9}, offsets{1, 5, 9}), of(10, offsets{0, 0, 9}), []marks{{1, 5, 9, 5}}},
-		"from within":         {of(10, offsets{0, 0, 9}), of(7, offsets{0, 0, 9}), []marks{{0, 0, 9, 3}}},
-		"low end with gaps":   {of(5, offsets{0, 0, 9}), of(3, offsets{0, 4, 9}), []marks{{0, 0, 3, 2}}},
-		"low end and within":  {of(10, offsets{0, 0, 9}), of(4, offsets{0, 4, 9}), []marks{{0, 0, 3, 4}, {0, 4, 9, 2}}},
-		"while others came":   {of(10, offsets{0, 0, 9}), of(16, offsets{0, 4, 19}), []marks{{0, 0, 3, 4}}},
-		"one for another":     {of(10, offsets{0, 0, 9}), of(10, offsets{0, 20, 29}), []marks{{0, 0, 9, 10}}},
-		"counted more":        {of(7, offsets{0, 0, 9}), of(10, offsets{0, 0, 9}), nil},
-		"two, with gaps":      {of(6, offsets{0, 0, 9}, offsets{1, 0, 1}), cell{}, []marks{{0, 0, 9, 5}, {1, 0, 1, 1}}},
+		"nothing":             {of(10, offsets{0, 0, 9, 0}), of(10, offsets{0, 0, 9, 0}), nil},
+		"all":                 {of(15, offsets{0, 0, 9, 0}, offsets{1, 5, 9, 0}), cell{}, []marks{{0, 0, 9, 10}, {1, 5, 9, 5}}},
+		"low end":             {of(10, offsets{0, 0, 9, 0}), of(6, offsets{0, 4, 9, 0}), []marks{{0, 0, 3, 4}}},
+		"both ends":           {of(10, offsets{0, 0, 9, 0}), of(6, offsets{0, 2, 7, 0}), []marks{{0, 0, 1, 2}, {0, 8, 9, 2}}},
+		"one partition":       {of(15, offsets{0, 0, 9, 0}, offsets{1, 5, 9, 0}), of(10, offsets{0, 0, 9, 0}), []marks{{1, 5, 9, 5}}},
+		"from within":         {of(10, offsets{0, 0, 9, 0}), of(7, offsets{0, 0, 9, 0}), []marks{{0, 0, 9, 3}}},
+		"low end with gaps":   {of(5, offsets{0, 0, 9, 0}), of(3, offsets{0, 4, 9, 0}), []marks{{0, 0, 3, 2}}},
+		"low end and within":  {of(10, offsets{0, 0, 9, 0}), of(4, offsets{0, 4, 9, 0}), []marks{{0, 0, 3, 4}, {0, 4, 9, 2}}},
+		"while others came":   {of(10, offsets{0, 0, 9, 0}), of(16, offsets{0, 4, 19, 0}), []marks{{0, 0, 3, 4}}},
+		"one for another":     {of(10, offsets{0, 0, 9, 0}), of(10, offsets{0, 20, 29, 0}), []marks{{0, 0, 9, 10}}},
+		"counted more":        {of(7, offsets{0, 0, 9, 0}), of(10, offsets{0, 0, 9, 0}), nil},
+		"two, with gaps":      {of(6, offsets{0, 0, 9, 0}, offsets{1, 0, 1, 0}), cell{}, []marks{{0, 0, 9, 5}, {1, 0, 1, 1}}},
 		"no such columns":     {of(6), cell{}, nil},
-		"too few for a range": {of(1, offsets{0, 0, 9}), of(1, offsets{0, 5, 9}), nil},
+		"too few for a range": {of(1, offsets{0, 0, 9, 0}), of(1, offsets{0, 5, 9, 0}), nil},
 	} {
 		if got := missing(c.a, c.b); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
