@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"oncewatch/collectors/span"
 )
 
 // commits is line 5: how far does the offset commit trail the database's?
@@ -12,11 +14,11 @@ func commits(s subject) Line {
 	t := s.facts.Thresholds
 	l := Line{
 		Rule: "commit-lag", Number: 5, Title: "How far does the offset commit trail the database commit?",
-		Threshold: "at most " + Span(seconds(t.CommitLagCritical)),
+		Threshold: "at most " + span.Text(span.Seconds(t.CommitLagCritical)),
 	}
 	if s.consumed != nil && !math.IsNaN(s.consumed.CommitLag) {
-		lag := seconds(s.consumed.CommitLag)
-		l.Value = Span(lag)
+		lag := span.Seconds(s.consumed.CommitLag)
+		l.Value = span.Text(lag)
 		switch {
 		case s.consumed.CommitLag > t.CommitLagCritical:
 			l.Verdict = Violated
@@ -36,7 +38,7 @@ func commits(s subject) Line {
 	l.Evidence = append(l.Evidence, evidence)
 	l.Verdict = OK
 	l.Meaning = "Seen from outside: markers run ahead of the committed offset by what is between the two commits."
-	if float64(ahead) > t.LagMin && s.newestAge() > seconds(t.CommitLagCritical) {
+	if float64(ahead) > t.LagMin && s.newestAge() > span.Seconds(t.CommitLagCritical) {
 		l.Verdict = Warning
 		l.Meaning = "Markers are far ahead of the committed offset and no longer moving: offset commits fail or have stopped, and a restart redelivers all of these."
 		l.Remedy = "See the consumer's log for refused offset commits."
@@ -53,7 +55,7 @@ func (s subject) markersAhead() (ahead int64, evidence string) {
 	var where string
 	for _, p := range s.commits.Partitions {
 		marked, ok := s.markers.Handled[int64(p.Partition)]
-		if !ok {
+		if !ok || p.Committed < 0 || marked.To < 0 {
 			continue
 		}
 		d := max(0, marked.To+1-p.Committed)
@@ -88,7 +90,7 @@ func commitOrder(s subject) Line {
 	var worst int64
 	for _, p := range s.commits.Partitions {
 		marked, ok := s.markers.Handled[int64(p.Partition)]
-		if d := p.Committed - 1 - marked.To; ok && d > 0 {
+		if d := p.Committed - 1 - marked.To; ok && p.Committed >= 0 && marked.To >= 0 && d > 0 {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, newest marker at offset %d: %s records past the last marker", p.Partition, p.Committed, marked.To, Number(d)))
 			worst = max(worst, d)
 		}

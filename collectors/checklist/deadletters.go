@@ -7,9 +7,13 @@ func deadLetters(s subject) Line {
 	if s.consumed == nil {
 		return s.untold(l, "only the consumer counts what it put into the dead letters")
 	}
-	n := int64(s.consumed.DeadLettered)
+	n, ok := whole(s.consumed.DeadLettered)
+	if !ok {
+		l.Verdict, l.Meaning = Unknown, "The consumers' count of dead letters is no number."
+		return l
+	}
 	l.Value = Things(n, "event")
-	l.Evidence = append(l.Evidence, "events_dead_lettered_total, "+s.span())
+	l.Evidence = append(l.Evidence, "events_dead_lettered_total, "+s.window())
 	if n > 0 {
 		l.Verdict = Warning
 		l.Meaning = "Their effects are not there. The partition went on without them."

@@ -3,6 +3,8 @@ package checklist
 import (
 	"fmt"
 	"strconv"
+
+	"oncewatch/collectors/span"
 )
 
 // duplicates is line 1: events_handled_total{outcome}.
@@ -22,9 +24,13 @@ func duplicates(s subject) Line {
 		return l
 	}
 	share := v.Duplicates / v.Handled()
-	l.Value = fmt.Sprintf("%s of %s", percent(share), Number(int64(v.Handled())))
+	if !(share >= 0) {
+		l.Verdict, l.Meaning = Unknown, "The consumers' counts are no numbers."
+		return l
+	}
+	l.Value = fmt.Sprintf("%s of %s", percent(share), Whole(v.Handled()))
 	l.Evidence = append(l.Evidence, fmt.Sprintf("%s processed, %s duplicates, of these %s at another offset than their marker's, %s",
-		Number(int64(v.Processed)), Number(int64(v.Duplicates)), Number(int64(v.Elsewhere)), s.span()))
+		Whole(v.Processed), Whole(v.Duplicates), Whole(v.Elsewhere), s.window()))
 	switch {
 	case share > t.DuplicateRatioMax && v.Handled() >= t.DuplicateMinEvents && v.Elsewhere > v.Duplicates/2:
 		l.Verdict = Violated
@@ -63,11 +69,11 @@ func (s subject) untold(l Line, because string) Line {
 }
 
 // span says what the consumers' counts cover.
-func (s subject) span() string {
+func (s subject) window() string {
 	if s.facts.Consumers.Span == 0 {
 		return "since the consumers started"
 	}
-	return "in the last " + Span(s.facts.Consumers.Span)
+	return "in the last " + span.Text(s.facts.Consumers.Span)
 }
 
 func percent(share float64) string {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"oncewatch/collectors/postgres"
+	"oncewatch/collectors/span"
 )
 
 // divergence is the failure row "handler opens its own connection": marker and
@@ -30,7 +31,7 @@ func divergence(s subject) Line {
 			continue
 		}
 		compared = true
-		n += r.Rows
+		n = add(n, r.Rows)
 		if r.Rows > 0 {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("%s rows: %s", Number(r.Rows), kinds[r.Kind]))
 		}
@@ -47,7 +48,7 @@ func divergence(s subject) Line {
 		return l
 	}
 	l.Value = Things(n, "row")
-	l.Evidence = append(l.Evidence, fmt.Sprintf("compared with %s, %.0f %% of the closed minutes of the last %s", d.Effects, d.Compared*100, Span(s.store.Markers.Config.Effect.Window)))
+	l.Evidence = append(l.Evidence, fmt.Sprintf("compared with %s, %s of the closed minutes of the last %s", d.Effects, share(d.Compared), span.Text(s.store.Markers.Config.Effect.Window)))
 	if n > 0 {
 		l.Verdict = Violated
 		l.Meaning = "Some markers and effects do not belong to one transaction: a crash between the two loses an event or applies it twice."

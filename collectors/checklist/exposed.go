@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"oncewatch/collectors/retention"
+	"oncewatch/collectors/span"
 )
 
 // exposed is the question behind the whole table: what would a reset to the
@@ -23,7 +24,10 @@ func exposed(s subject) Line {
 	for _, p := range r.Partitions {
 		unseen += p.Unseen
 		if p.Unprotected.OK && p.Unprotected.Value > 0 {
-			where := fmt.Sprintf("partition %d: %s of offsets %d to %d", p.Partition, Things(p.Unprotected.Value, "record"), p.LogStart.Value, p.Committed-1)
+			where := fmt.Sprintf("partition %d: %s", p.Partition, Things(p.Unprotected.Value, "record"))
+			if p.LogStart.OK && p.LogStart.Value >= 0 && p.Committed > p.LogStart.Value {
+				where += fmt.Sprintf(" of offsets %d to %d", p.LogStart.Value, p.Committed-1)
+			}
 			if len(p.Gone) > 0 {
 				ranges := make([]string, len(p.Gone))
 				for i, g := range p.Gone {
@@ -85,7 +89,7 @@ func margin(s subject) Line {
 	for _, m := range r.Margins {
 		l.Evidence = append(l.Evidence, m.String())
 	}
-	l.Value = Span(least.Value)
+	l.Value = span.Text(least.Value)
 	if least.RecordAge == retention.Unlimited {
 		l.Value = "records stay for ever"
 	}

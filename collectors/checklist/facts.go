@@ -56,37 +56,12 @@ type Store struct {
 	Effect string
 }
 
-// Evaluate judges everything that is known, in the order of the checklist.
-func Evaluate(f Facts) []Line {
-	var lines []Line
-	for _, s := range f.Stores {
-		if s.Markers == nil {
-			lines = append(lines, Line{
-				Rule: "markers", Title: "Can the marker table be read?", Database: s.Name, Verdict: Unknown,
-				Meaning: "The marker table could not be read, so nothing of it is judged.",
-				Remedy:  f.why("markers"),
-			})
-			continue
-		}
-		for _, one := range f.subjects(s) {
-			for _, judge := range []func(subject) Line{
-				duplicates, rows, ratio, latency, commits, logFields,
-				exposed, margin, divergence, commitOrder, lost, deadLetters, lag,
-			} {
-				line := judge(one)
-				if line.Rule == "" {
-					continue // nothing to say of this group
-				}
-				line.Database, line.Group, line.Topic = s.Markers.Database, one.group, one.topic
-				lines = append(lines, line)
-			}
-		}
-		for _, line := range slices.Concat(structure(s), ledger(s), health(s, f)) {
-			line.Database = s.Markers.Database
-			lines = append(lines, line)
-		}
+// table is its name as SQL takes it.
+func (s Store) table() string {
+	if s.Markers == nil || s.Markers.Table == nil {
+		return s.Name
 	}
-	return append(lines, unseen()...)
+	return s.Markers.Table.String()
 }
 
 // subject is one consumer group on one topic, with what is known of it.

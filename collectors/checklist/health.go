@@ -2,7 +2,10 @@ package checklist
 
 import (
 	"fmt"
+	"math"
 	"time"
+
+	"oncewatch/collectors/span"
 )
 
 // Bounds of the table's health. They are suspects, not proofs: what they do to
@@ -30,7 +33,7 @@ func health(s Store, f Facts) []Line {
 
 // horizon: an old snapshot keeps vacuum from removing what was pruned.
 func horizon(s Store) Line {
-	l := Line{Rule: "vacuum-horizon", Title: "Does anything hold vacuum back?", Threshold: "below " + Span(longHorizon)}
+	l := Line{Rule: "vacuum-horizon", Title: "Does anything hold vacuum back?", Threshold: "below " + span.Text(longHorizon)}
 	if len(s.Health.Holders) == 0 {
 		l.Verdict = Unknown
 		l.Meaning = "The role does not see other sessions' transactions."
@@ -43,9 +46,9 @@ func horizon(s Store) Line {
 		if x.Age >= worst {
 			worst, who = x.Age, x.Kind
 		}
-		l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s", holders[x.Kind], Span(x.Age)))
+		l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s", holders[x.Kind], span.Text(x.Age)))
 	}
-	l.Value = Span(worst)
+	l.Value = span.Text(worst)
 	if worst < longHorizon {
 		l.Verdict, l.Meaning = OK, "Vacuum can remove pruned markers."
 		return l
@@ -76,12 +79,12 @@ func indexes(s Store) Line {
 		if !i.Valid {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("index %s is invalid, the remains of a failed CREATE or REINDEX CONCURRENTLY", i.Name))
 		}
-		if i.Bloat > 0 {
+		if i.Bloat > 0 && !math.IsInf(i.Bloat, 1) {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s, %.2f × its least per marker", i.Name, Bytes(i.Bytes), i.Bloat))
 		} else {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("%s: %s", i.Name, Bytes(i.Bytes)))
 		}
-		if i.Bloat > worst {
+		if i.Bloat > worst && !math.IsInf(i.Bloat, 1) {
 			worst, name = i.Bloat, i.Name
 		}
 	}
@@ -105,7 +108,7 @@ func indexes(s Store) Line {
 func deadRows(s Store, f Facts) Line {
 	h := s.Health
 	l := Line{Rule: "dead-rows", Title: "Does vacuum keep up with pruning?"}
-	if h.Standby {
+	if h.Standby || h.DeadRows < 0 {
 		l.Verdict, l.Meaning = Unknown, "A standby does not know the primary's dead rows."
 		l.Remedy = "Let the exporter read the primary."
 		return l
@@ -116,12 +119,12 @@ func deadRows(s Store, f Facts) Line {
 	if h.LastVacuum.IsZero() {
 		l.Evidence = append(l.Evidence, "never vacuumed since the statistics were reset")
 	} else {
-		l.Evidence = append(l.Evidence, "last vacuumed "+Span(max(0, f.Now.Sub(h.LastVacuum)))+" ago")
+		l.Evidence = append(l.Evidence, "last vacuumed "+span.Text(max(0, f.Now.Sub(h.LastVacuum)))+" ago")
 	}
 	if h.DeadRows > allowed {
 		l.Verdict = Warning
 		l.Meaning = "Deleted markers pile up faster than vacuum removes them."
-		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0.02); and see what holds vacuum back.", h.Table)
+		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0.02); and see what holds vacuum back.", s.table())
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "Vacuum removes what the pruner deletes."
@@ -141,7 +144,11 @@ func autovacuum(s Store, f Facts) Line {
 	if h.Autovacuum.Off {
 		l.Verdict, l.Value = Warning, "off"
 		l.Meaning = "Nothing removes pruned markers and nothing refreshes the planner's statistics, unless somebody runs VACUUM by hand."
-		l.Remedy = fmt.Sprintf("ALTER TABLE %s RESET (autovacuum_enabled), on its partitions too; and SHOW autovacuum must say on.", h.Table)
+		l.Remedy = fmt.Sprintf("ALTER TABLE %s RESET (autovacuum_enabled), on its partitions too; and SHOW autovacuum must say on.", s.table())
+		return l
+	}
+	if h.Autovacuum.DeadRows < 0 {
+		l.Verdict, l.Meaning = Unknown, "When it comes is not known."
 		return l
 	}
 	l.Value = "at " + Number(h.Autovacuum.DeadRows) + " dead rows"
@@ -149,18 +156,18 @@ func autovacuum(s Store, f Facts) Line {
 	for i := range s.Markers.Series {
 		perDay += s.Markers.PerDay(&s.Markers.Series[i], f.Now)
 	}
-	if perDay == 0 {
+	if !(perDay > 0) {
 		l.Verdict, l.Meaning = Unknown, "How many markers a day brings is not known yet."
 		return l
 	}
 	every := time.Duration(min(float64(h.Autovacuum.DeadRows)/perDay, 100*365) * float64(day))
-	l.Evidence = append(l.Evidence, fmt.Sprintf("%s markers a day: so many are dead after %s", Number(int64(perDay)), Span(every)))
+	l.Evidence = append(l.Evidence, fmt.Sprintf("%s markers a day: so many are dead after %s", Whole(perDay), span.Text(every)))
 	// Partitions that are dropped whole leave nothing dead behind.
-	dropped := h.Table.PartitionedBy != "" && h.DeadRows < rareVacuum
+	dropped := s.Markers.Table != nil && s.Markers.Table.PartitionedBy != "" && h.DeadRows < rareVacuum
 	if every > day && h.Autovacuum.DeadRows > rareVacuum && !dropped {
 		l.Verdict = Warning
 		l.Meaning = "Pruned markers lie dead for more than a day before vacuum starts, and then it has all of them to remove at once. A share of a table this large is the wrong measure."
-		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = %d);", h.Table, max(rareVacuum, int64(perDay/24)))
+		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = %d);", s.table(), max(rareVacuum, int64(perDay/24)))
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "Vacuum starts before many pruned markers have piled up."
@@ -169,6 +176,7 @@ func autovacuum(s Store, f Facts) Line {
 
 // Bytes writes a size for a person.
 func Bytes(n int64) string {
+	n = max(0, n)
 	units := []string{"B", "kB", "MB", "GB", "TB"}
 	f := float64(n)
 	i := 0

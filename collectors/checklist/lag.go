@@ -3,6 +3,8 @@ package checklist
 import (
 	"fmt"
 	"time"
+
+	"oncewatch/collectors/span"
 )
 
 // lost is the records that the broker deleted before the group handled them,
@@ -17,9 +19,12 @@ func lost(s subject) Line {
 	var n int64
 	known, outside := false, false
 	for _, p := range s.commits.Partitions {
+		if p.Committed < 0 {
+			continue
+		}
 		if p.Expired.OK {
 			known = true
-			n += p.Expired.Value
+			n = add(n, p.Expired.Value)
 			if p.Expired.Value > 0 {
 				l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, %s records after it were deleted unread", p.Partition, p.Committed, Number(p.Expired.Value)))
 			}
@@ -33,10 +38,10 @@ func lost(s subject) Line {
 	if s.consumed != nil {
 		gaps = s.consumed.Lost
 		if gaps > 0 {
-			l.Evidence = append(l.Evidence, fmt.Sprintf("%s sequence numbers of the producers are missing, %s", Number(int64(gaps)), s.span()))
+			l.Evidence = append(l.Evidence, fmt.Sprintf("%s sequence numbers of the producers are missing, %s", Whole(gaps), s.window()))
 		}
 	}
-	l.Value = Things(n+int64(gaps), "record")
+	l.Value = Things(add(n, int64(min(gaps, 1e18))), "record")
 	switch {
 	case outside:
 		l.Verdict = Violated
@@ -74,7 +79,7 @@ func lag(s subject) Line {
 		if !p.Lag.OK {
 			continue
 		}
-		records += p.Lag.Value
+		records = add(records, p.Lag.Value)
 		if w := p.Waiting; w.OK && !w.Value.IsZero() && (oldest.IsZero() || w.Value.Before(oldest)) {
 			oldest = w.Value
 		}
@@ -83,14 +88,14 @@ func lag(s subject) Line {
 	wait := time.Duration(0)
 	if !oldest.IsZero() && records > 0 {
 		wait = max(0, s.facts.Now.Sub(oldest))
-		l.Value += ", " + Span(wait)
+		l.Value += ", " + span.Text(wait)
 	}
 	l.Verdict, l.Meaning = OK, "The group keeps up."
 	if s.log == nil || !s.log.Retention.OK {
 		return l
 	}
-	keep := seconds(s.log.Retention.Value.Seconds)
-	l.Threshold = "far less than " + Span(keep)
+	keep := span.Seconds(s.log.Retention.Value.Seconds)
+	l.Threshold = "far less than " + span.Text(keep)
 	switch {
 	case wait > keep/10*8:
 		l.Verdict = Violated

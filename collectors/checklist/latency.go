@@ -3,14 +3,16 @@ package checklist
 import (
 	"math"
 	"time"
+
+	"oncewatch/collectors/span"
 )
 
 // latency is line 4: the 99th percentile of event_handle_duration_seconds.
 func latency(s subject) Line {
-	limit := seconds(s.facts.Thresholds.LatencyP99)
+	limit := span.Seconds(s.facts.Thresholds.LatencyP99)
 	l := Line{
 		Rule: "handle-latency", Number: 4, Title: "How long does the whole transaction of an event take (p99)?",
-		Threshold: "at most " + Span(limit),
+		Threshold: "at most " + span.Text(limit),
 	}
 	if s.consumed == nil {
 		return s.untold(l, "only the consumer knows how long a transaction took")
@@ -20,8 +22,8 @@ func latency(s subject) Line {
 		l.Verdict, l.Value, l.Meaning = OK, "no events", "No event has been handled in the time looked at."
 		return l
 	}
-	l.Value = Span(time.Duration(p99 * float64(time.Second)))
-	l.Evidence = append(l.Evidence, "from the histogram's buckets, "+s.span())
+	l.Value = span.Text(time.Duration(p99 * float64(time.Second)))
+	l.Evidence = append(l.Evidence, "from the histogram's buckets, "+s.window())
 	if p99 > limit.Seconds() {
 		l.Verdict = Warning
 		l.Meaning = "Events take long to handle. A bloated marker index is one suspect; locks, checkpoints and a snapshot that holds vacuum back are the others."

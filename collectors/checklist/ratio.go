@@ -2,8 +2,9 @@ package checklist
 
 import (
 	"fmt"
-	"math"
 	"time"
+
+	"oncewatch/collectors/span"
 )
 
 // ratio is line 3: do markers outlive the records they guard against?
@@ -24,23 +25,23 @@ func ratio(s subject) Line {
 		}
 		return l
 	}
-	keep := seconds(s.log.Retention.Value.Seconds)
-	worst := seconds(s.log.Retention.Value.WorstCaseSeconds)
+	keep := span.Seconds(s.log.Retention.Value.Seconds)
+	worst := span.Seconds(s.log.Retention.Value.WorstCaseSeconds)
 	configured := db.ConfiguredRetention(m.Group)
-	l.Threshold = fmt.Sprintf("at least %g × %s", t.RetentionRatioWarning, Span(keep))
-	l.Evidence = append(l.Evidence, fmt.Sprintf("topic %s: retention.ms %s, a record can really stay %s (segments are deleted whole)", s.topic, Span(keep), Span(worst)))
+	l.Threshold = fmt.Sprintf("at least %g × %s", t.RetentionRatioWarning, span.Text(keep))
+	l.Evidence = append(l.Evidence, fmt.Sprintf("topic %s: retention.ms %s, a record can really stay %s (segments are deleted whole)", s.topic, span.Text(keep), span.Text(worst)))
 	if configured > 0 {
-		l.Evidence = append(l.Evidence, "the pruner is configured to keep "+Span(configured))
+		l.Evidence = append(l.Evidence, "the pruner is configured to keep "+span.Text(configured))
 	}
 	if m.Pruning {
-		l.Evidence = append(l.Evidence, "markers were seen to be pruned at an age of "+Span(m.ObservedRetention))
+		l.Evidence = append(l.Evidence, "markers were seen to be pruned at an age of "+span.Text(m.ObservedRetention))
 	}
 	// over is an age as the line's value: as a share of the topic's retention.
 	over := func(what string, age time.Duration) string {
-		if keep > 0 && keep < math.MaxInt64 {
-			return fmt.Sprintf("%.2f (%s %s)", age.Seconds()/keep.Seconds(), what, Span(age))
+		if keep > 0 && keep < span.Unlimited && age >= 0 {
+			return fmt.Sprintf("%.2f (%s %s)", age.Seconds()/keep.Seconds(), what, span.Text(age))
 		}
-		return what + " " + Span(age)
+		return what + " " + span.Text(age)
 	}
 	age := time.Duration(0)
 	l.Value = "no markers"
@@ -49,11 +50,11 @@ func ratio(s subject) Line {
 		l.Value = over("oldest", age)
 	}
 	below := func(d time.Duration, factor float64) bool {
-		return keep == math.MaxInt64 || d.Seconds() < factor*keep.Seconds()
+		return keep == span.Unlimited || d.Seconds() < factor*keep.Seconds()
 	}
 	short := "A consumer that is reset to the earliest offset applies the events again whose markers are gone."
-	remedy := fmt.Sprintf("Keep markers for at least %s; until then, do not reset the group's offsets.", Span(scale(max(keep, min(worst, 2*keep)), t.RetentionRatioWarning)))
-	if keep == math.MaxInt64 {
+	remedy := fmt.Sprintf("Keep markers for at least %s; until then, do not reset the group's offsets.", span.Text(span.Scale(max(keep, min(worst, 2*keep)), t.RetentionRatioWarning)))
+	if keep == span.Unlimited {
 		remedy = "Keep markers for ever, or give the topic a finite retention; until then, do not reset the group's offsets."
 	}
 	if s.retention != nil && len(s.retention.Changes) > 0 {
@@ -86,13 +87,3 @@ func ratio(s subject) Line {
 	}
 	return l
 }
-
-// seconds converts, with +Inf as the longest duration.
-func seconds(s float64) time.Duration {
-	if s >= math.MaxInt64/1e9 {
-		return math.MaxInt64
-	}
-	return time.Duration(s * float64(time.Second))
-}
-
-func scale(d time.Duration, factor float64) time.Duration { return seconds(d.Seconds() * factor) }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"oncewatch/collectors/span"
 )
 
 const day = 24 * time.Hour
@@ -12,17 +14,17 @@ const day = 24 * time.Hour
 func rows(s subject) Line {
 	m, db := s.markers, s.store.Markers
 	l := Line{Rule: "row-count", Number: 2, Title: "Does pruning keep up with the table's growth?"}
-	if !m.Counted {
-		l.Verdict, l.Value = Unknown, fmt.Sprintf("counting, %.0f %%", db.Progress*100)
+	if !m.Counted || m.Rows < 0 {
+		l.Verdict, l.Value = Unknown, "counting, "+share(db.Progress)
 		l.Meaning = "The markers are still being counted for the first time."
 		return l
 	}
 	l.Value = Things(m.Rows, "marker")
-	l.Evidence = append(l.Evidence, fmt.Sprintf("table %s: %s markers appeared and %s vanished since oncewatch began to look", db.Table, Number(m.Inserted), Number(m.Pruned)))
+	l.Evidence = append(l.Evidence, fmt.Sprintf("table %s: %s markers appeared and %s vanished since oncewatch began to look", db.Table, Number(max(0, m.Inserted)), Number(max(0, m.Pruned))))
 	limit, keep := db.RowLimit(), db.ConfiguredRetention(m.Group)
 	perDay := db.PerDay(m, s.facts.Now)
 	if perDay > 0 {
-		l.Evidence = append(l.Evidence, fmt.Sprintf("%s markers a day at the last day's rate", Number(int64(perDay))))
+		l.Evidence = append(l.Evidence, fmt.Sprintf("%s markers a day at the last day's rate", Whole(perDay)))
 	}
 	if limit > 0 {
 		l.Threshold = "below " + Number(limit)
@@ -41,7 +43,7 @@ func rows(s subject) Line {
 		return l
 	}
 	if l.Threshold == "" {
-		l.Threshold = "nothing older than " + Span(keep)
+		l.Threshold = "nothing older than " + span.Text(keep)
 	}
 	if m.Oldest.IsZero() {
 		l.Verdict, l.Meaning = OK, "There is no marker to prune."
@@ -51,15 +53,15 @@ func rows(s subject) Line {
 	// A daily pruner leaves up to a day more than it keeps.
 	if allowed := time.Duration(s.facts.Thresholds.PruneCycle) + keep/10; keep > 0 && age-keep > allowed {
 		l.Verdict = Warning
-		l.Meaning = fmt.Sprintf("The oldest marker should have been pruned %s ago: the pruner has stopped or does not keep up, and the table grows.", Span(age-keep))
+		l.Meaning = fmt.Sprintf("The oldest marker should have been pruned %s ago: the pruner has stopped or does not keep up, and the table grows.", span.Text(age-keep))
 		l.Remedy = "Start the pruner again, or let it run longer: bounded batches (reference-consumer prune), never one unbounded DELETE."
 		return l
 	}
 	if left := untilLimit(float64(m.Rows), float64(limit), perDay, age, keep); left < time.Duration(s.facts.Thresholds.LimitHorizon) {
 		l.Verdict = Warning
-		l.Meaning = fmt.Sprintf("At this rate the table passes its limit in %s.", Span(left))
+		l.Meaning = fmt.Sprintf("At this rate the table passes its limit in %s.", span.Text(left))
 		if keep > 0 {
-			l.Meaning += fmt.Sprintf(" Keeping markers for %s takes room for about %s of them.", Span(keep), Number(int64(perDay*keep.Hours()/24)))
+			l.Meaning += fmt.Sprintf(" Keeping markers for %s takes room for about %s of them.", span.Text(keep), Whole(perDay*keep.Hours()/24))
 		}
 		l.Remedy = "Make room, raise --postgres.row-limit, or find out why more events come than were planned for. Do not keep markers for a shorter time than the topic keeps its records."
 		return l

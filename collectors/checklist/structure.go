@@ -10,7 +10,7 @@ import (
 
 // structure judges the marker table itself: does it guarantee what the pattern
 // needs?
-func structure(s Store) []Line {
+func structure(s Store, _ Facts) []Line {
 	t := s.Markers.Table
 	if t == nil {
 		return nil
@@ -94,7 +94,7 @@ func timeIndex(t *postgres.Table) Line {
 }
 
 // ledger says where the counts themselves may be off.
-func ledger(s Store) []Line {
+func ledger(s Store, _ Facts) []Line {
 	m := s.Markers
 	if len(m.Inexact) == 0 {
 		return nil

@@ -9,10 +9,11 @@ import (
 
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/postgres"
+	"oncewatch/collectors/span"
 )
 
 // Unlimited is a retention without end.
-const Unlimited time.Duration = math.MaxInt64
+const Unlimited = span.Unlimited
 
 // Numbers are the five retention numbers of a group on a topic, side by side.
 type Numbers struct {
@@ -40,8 +41,8 @@ func numbers(now time.Time, m *postgres.Markers, marked *postgres.Series, topic 
 	if topic == nil {
 		return n
 	}
-	if r := topic.Retention; r.OK {
-		n.Topic, n.WorstCase = known(seconds(r.Value.Seconds)), known(seconds(r.Value.WorstCaseSeconds))
+	if r := topic.Retention; r.OK && !math.IsNaN(r.Value.Seconds) && !math.IsNaN(r.Value.WorstCaseSeconds) {
+		n.Topic, n.WorstCase = known(span.Seconds(r.Value.Seconds)), known(span.Seconds(r.Value.WorstCaseSeconds))
 	}
 	for _, p := range topic.Partitions {
 		switch {
@@ -61,12 +62,10 @@ func numbers(now time.Time, m *postgres.Markers, marked *postgres.Series, topic 
 	return n
 }
 
-// seconds converts, +Inf and what is as good as that to Unlimited.
-func seconds(s float64) time.Duration {
-	if s >= float64(math.MaxInt64)/1e9 {
-		return Unlimited
-	}
-	return time.Duration(math.Round(s * 1e9))
+// Compare fills in the numbers and what follows from them; factor is how many
+// times the broker's retention the markers' should be.
+func (s *Series) Compare(n Numbers, factor float64) {
+	s.Numbers, s.Margins, s.Changes = n, margins(n), changes(n, s.Topic, factor)
 }
 
 // Margin is by how much one of the markers' numbers exceeds one of the topic's.
@@ -74,8 +73,8 @@ type Margin struct {
 	// Marker and Record name the two numbers, for a person.
 	Marker, Record       string
 	MarkerAge, RecordAge time.Duration
-	// Value is MarkerAge - RecordAge; the least Duration where the records are
-	// kept for ever.
+	// Value is MarkerAge - RecordAge; -Unlimited where only the records are kept
+	// for ever.
 	Value time.Duration
 }
 
@@ -89,10 +88,10 @@ const (
 )
 
 func (m Margin) String() string {
-	if m.RecordAge == Unlimited {
-		return fmt.Sprintf("%s %s, %s unlimited", m.Marker, span(m.MarkerAge, false), m.Record)
+	if m.RecordAge == Unlimited { // no difference to show
+		return fmt.Sprintf("%s %s, %s unlimited", m.Marker, span.Text(m.MarkerAge), m.Record)
 	}
-	return fmt.Sprintf("%s %s - %s %s = %s", m.Marker, span(m.MarkerAge, false), m.Record, span(m.RecordAge, false), span(m.Value, false))
+	return fmt.Sprintf("%s %s - %s %s = %s", m.Marker, span.Text(m.MarkerAge), m.Record, span.Text(m.RecordAge), span.Text(m.Value))
 }
 
 // margins compares what is known of the markers with what is known of the
@@ -110,11 +109,7 @@ func margins(n Numbers) []Margin {
 			if !m.OK || !r.OK {
 				continue
 			}
-			one := Margin{Marker: m.name, Record: r.name, MarkerAge: m.Value, RecordAge: r.Value, Value: m.Value - r.Value}
-			if r.Value == Unlimited {
-				one.Value = math.MinInt64
-			}
-			out = append(out, one)
+			out = append(out, Margin{Marker: m.name, Record: r.name, MarkerAge: m.Value, RecordAge: r.Value, Value: span.Sub(m.Value, r.Value)})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Margin) int { return cmp.Compare(a.Value, b.Value) })
@@ -134,15 +129,11 @@ type Change struct {
 }
 
 func (c Change) String() string {
-	from := "unlimited"
-	if c.From != Unlimited {
-		from = span(c.From, false)
-	}
 	bound := "at most "
 	if c.AtLeast {
 		bound = "at least "
 	}
-	s := fmt.Sprintf("%s: %s -> %s%s", c.Setting, from, bound, span(c.To, c.AtLeast))
+	s := fmt.Sprintf("%s: %s -> %s%s", c.Setting, span.Text(c.From), bound, span.Text(c.To))
 	if c.Milliseconds {
 		s += fmt.Sprintf(" (%d)", c.To.Milliseconds())
 	}
@@ -166,31 +157,33 @@ func changes(n Numbers, topic string, factor float64) []Change {
 	for _, m := range all {
 		worst = max(worst, m.RecordAge)
 	}
-	if worst != Unlimited && marker >= scale(worst, factor) {
+	wanted := span.Up(span.Scale(worst, factor))
+	if marker >= span.Scale(worst, factor) {
 		return nil
 	}
 	var out []Change
-	if worst != Unlimited {
-		c := Change{Setting: "retention of the markers", From: marker, To: up(scale(worst, factor)), AtLeast: true}
+	if wanted != Unlimited {
+		c := Change{Setting: "retention of the markers", From: marker, To: wanted, AtLeast: true}
 		if n.Configured.OK && n.Observed.OK && n.Observed.Value < n.Configured.Value-n.Configured.Value/100 {
-			c.Setting = "what is really kept of the markers (configured: " + span(n.Configured.Value, false) + ")"
+			c.Setting = "what is really kept of the markers (configured: " + span.Text(n.Configured.Value) + ")"
 		}
 		out = append(out, c)
 	}
 	if !n.Topic.OK || !n.WorstCase.OK || outlived(n) {
 		return out
 	}
-	most := scale(marker, 1/factor) // what a record may stay
-	segment := n.WorstCase.Value - n.Topic.Value
+	most := span.Scale(marker, 1/factor) // what a record may stay
+	segment := span.Sub(n.WorstCase.Value, n.Topic.Value)
+	forSegment, forRetention := span.Down(span.Sub(most, n.Topic.Value)), span.Down(span.Sub(most, segment))
 	switch {
 	case n.Topic.Value == Unlimited:
-		out = append(out, Change{Setting: "retention.ms + segment.ms of topic " + topic + ", cleanup.policy delete", From: Unlimited, To: down(most)})
-	case down(most-n.Topic.Value) > 0:
-		out = append(out, Change{Setting: "segment.ms of topic " + topic, From: segment, To: down(most - n.Topic.Value), Milliseconds: true})
-	case down(most-segment) > 0:
-		out = append(out, Change{Setting: "retention.ms of topic " + topic, From: n.Topic.Value, To: down(most - segment), Milliseconds: true})
+		out = append(out, Change{Setting: "retention.ms + segment.ms of topic " + topic + ", cleanup.policy delete", From: Unlimited, To: span.Down(most)})
+	case forSegment > 0:
+		out = append(out, Change{Setting: "segment.ms of topic " + topic, From: segment, To: forSegment, Milliseconds: true})
+	case forRetention > 0:
+		out = append(out, Change{Setting: "retention.ms of topic " + topic, From: n.Topic.Value, To: forRetention, Milliseconds: true})
 	default:
-		out = append(out, Change{Setting: "retention.ms + segment.ms of topic " + topic, From: n.WorstCase.Value, To: down(most)})
+		out = append(out, Change{Setting: "retention.ms + segment.ms of topic " + topic, From: n.WorstCase.Value, To: span.Down(most)})
 	}
 	return out
 }
@@ -200,63 +193,5 @@ func changes(n Numbers, topic string, factor float64) []Change {
 // keeps its segment, and no setting of retention.ms or segment.ms helps.
 func outlived(n Numbers) bool {
 	worst := n.WorstCase.Value
-	return n.OldestRecord.OK && worst != Unlimited && n.OldestRecord.Value > worst+worst/50+10*time.Minute
-}
-
-// scale multiplies, to the millisecond.
-func scale(d time.Duration, factor float64) time.Duration {
-	return time.Duration(math.Round(factor*float64(d.Milliseconds()))) * time.Millisecond
-}
-
-var units = []struct {
-	size time.Duration
-	name string
-}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}, {time.Millisecond, "ms"}}
-
-// grain is the smaller of the two units that span writes.
-func grain(d time.Duration) time.Duration {
-	for i, u := range units[:len(units)-1] {
-		if d >= u.size {
-			return units[i+1].size
-		}
-	}
-	return time.Millisecond
-}
-
-// up and down round to what span writes, so that the number a person reads is
-// itself enough.
-func up(d time.Duration) time.Duration {
-	g := grain(d)
-	return (d + g - 1) / g * g
-}
-
-func down(d time.Duration) time.Duration {
-	if d <= 0 {
-		return 0
-	}
-	g := grain(d)
-	return d / g * g
-}
-
-// span writes a duration in its two largest units: 15d 10h.
-func span(d time.Duration, roundUp bool) string {
-	if d < 0 {
-		return "-" + span(-d, roundUp)
-	}
-	if roundUp {
-		d = up(d)
-	}
-	for i, u := range units {
-		if d < u.size {
-			continue
-		}
-		s := fmt.Sprintf("%d%s", d/u.size, u.name)
-		if i+1 < len(units) {
-			if rest := d % u.size / units[i+1].size; rest > 0 {
-				s += fmt.Sprintf(" %d%s", rest, units[i+1].name)
-			}
-		}
-		return s
-	}
-	return "0s"
+	return n.OldestRecord.OK && worst != Unlimited && span.Sub(n.OldestRecord.Value, worst) > worst/50+10*time.Minute
 }

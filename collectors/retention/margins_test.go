@@ -19,7 +19,7 @@ func opt(d time.Duration) kafka.Known[time.Duration] {
 	return known(d)
 }
 
-// case K14, K15: unlimited and compacted topics are no number of days.
+// Unlimited and compacted topics are no number of days.
 func TestMargins(t *testing.T) {
 	for name, c := range map[string]struct {
 		topic, worst, oldest, configured, observed time.Duration // 0: not known
@@ -162,18 +162,5 @@ func TestNumbers(t *testing.T) {
 	}
 	if n := numbers(t0, &postgres.Markers{}, &postgres.Series{}, nil); n != (Numbers{}) {
 		t.Errorf("of a topic that is not known: %+v", n)
-	}
-}
-
-func TestSpan(t *testing.T) {
-	for d, want := range map[time.Duration]string{
-		0: "0s", 1500 * time.Microsecond: "1ms", 90 * time.Second: "1m 30s", day: "1d", 15*day + 9*time.Hour + 36*time.Minute: "15d 9h", -6 * day: "-6d",
-	} {
-		if got := span(d, false); got != want {
-			t.Errorf("%s: %q, want %q", d, got, want)
-		}
-	}
-	if got := span(15*day+9*time.Hour+36*time.Minute, true); got != "15d 10h" {
-		t.Errorf("rounded up: %q", got)
 	}
 }

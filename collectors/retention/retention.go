@@ -189,9 +189,7 @@ func (s *Source) subjects(now time.Time, m *postgres.Markers, marked *postgres.S
 		}
 		topic := topics.Topics[committed.Topic]
 		one := &subject{markers: m, marked: marked, series: &Series{at: now, Database: m.Database, Group: group.Name, Topic: committed.Topic}}
-		one.series.Numbers = numbers(now, m, marked, topic)
-		one.series.Margins = margins(one.series.Numbers)
-		one.series.Changes = changes(one.series.Numbers, committed.Topic, s.o.Factor)
+		one.series.Compare(numbers(now, m, marked, topic), s.o.Factor)
 		for _, p := range committed.Partitions {
 			one.add(p, topic)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/span"
 )
 
 //go:embed page.html
@@ -40,8 +41,8 @@ func Page(view func() View) (http.Handler, error) {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		var b bytes.Buffer
-		if err := tmpl.Execute(&b, arrange(view())); err != nil {
-			http.Error(w, "the page could not be rendered", http.StatusInternalServerError)
+		if err := render(tmpl, &b, view); err != nil {
+			http.Error(w, "The page could not be written: "+err.Error(), http.StatusInternalServerError)
 			return
 		}
 		h := w.Header()
@@ -53,6 +54,16 @@ func Page(view func() View) (http.Handler, error) {
 		h.Set("Cache-Control", "no-store")
 		_, _ = w.Write(bytes.ToValidUTF8(b.Bytes(), []byte("\uFFFD")))
 	}), nil
+}
+
+// render turns a panic into an error: it costs this page.
+func render(tmpl *template.Template, b *bytes.Buffer, view func() View) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%v", r)
+		}
+	}()
+	return tmpl.Execute(b, arrange(view()))
 }
 
 // card is one consumer group on one topic.
@@ -143,5 +154,5 @@ func ago(now, t time.Time) string {
 	if t.IsZero() {
 		return "never"
 	}
-	return checklist.Span(now.Sub(t)) + " ago"
+	return span.Text(now.Sub(t)) + " ago"
 }
