@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // A row's processed_at is the start of its transaction (now()), and it is seen
@@ -58,7 +60,7 @@ type activity struct {
 	prepared map[string]int64
 }
 
-const hidden = int64(minTime)
+const hidden = int64(cells.MinTime)
 
 // instant is an expression of a timestamptz, in the ledger's time.
 func (c *counter) instant(expr, zone string) string {
@@ -80,7 +82,7 @@ func readActivity(ctx context.Context, conn *pgx.Conn, c *counter, in *session) 
 		return nil, err
 	}
 	defer rows.Close()
-	a := &activity{replayed: maxTime, open: map[string]int64{}, prepared: map[string]int64{}}
+	a := &activity{replayed: cells.MaxTime, open: map[string]int64{}, prepared: map[string]int64{}}
 	for rows.Next() {
 		var kind, id string
 		var at pgtype.Timestamptz
@@ -216,7 +218,7 @@ func mergeWindows(ws []window, width int64) []window {
 	ws = slices.Clone(ws)
 	for i, w := range ws {
 		if w.lo != hidden {
-			ws[i] = window{floor(w.lo, width), ceil(w.hi+1, width)}
+			ws[i] = window{cells.Floor(w.lo, width), cells.Ceil(w.hi+1, width)}
 		}
 	}
 	slices.SortFunc(ws, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })

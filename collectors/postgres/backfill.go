@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres/cells"
 )
 
 // backfill counts a range in chunks, oldest first, each in a short snapshot of
@@ -26,11 +27,11 @@ type backfill struct {
 }
 
 func (f *backfill) begin(from, to int64, initial bool) {
-	*f = backfill{active: true, initial: initial, next: from, end: to, from: from, span: minute, began: time.Now()}
+	*f = backfill{active: true, initial: initial, next: from, end: to, from: from, span: cells.Minute, began: time.Now()}
 }
 
 // ahead says that the future is being counted.
-func (f *backfill) ahead() bool { return f.active && f.end == maxTime }
+func (f *backfill) ahead() bool { return f.active && f.end == cells.MaxTime }
 
 // progress is the share of the range that is counted; of the past, as the
 // future has no end to measure by.
@@ -38,7 +39,7 @@ func (f *backfill) progress() float64 {
 	if !f.active || f.ahead() {
 		return 1
 	}
-	if f.next == minTime || f.end <= f.from {
+	if f.next == cells.MinTime || f.end <= f.from {
 		return 0
 	}
 	return float64(f.next-f.from) / float64(f.end-f.from)
@@ -73,7 +74,7 @@ func (l *ledger) fill(ctx context.Context, r *reading) error {
 	if f.active {
 		l.store.log.Info("counting the markers that are there already", "progress", f.progress(), "rows", f.rows, "for", time.Since(f.began).Round(time.Second))
 	} else {
-		l.store.log.Info("counted the markers that were there already", "rows", f.rows, "took", time.Since(f.began).Round(time.Millisecond), "cells", l.book.size())
+		l.store.log.Info("counted the markers that were there already", "rows", f.rows, "took", time.Since(f.began).Round(time.Millisecond), "cells", l.book.Size())
 	}
 	return nil
 }
@@ -83,7 +84,7 @@ func (l *ledger) fill(ctx context.Context, r *reading) error {
 func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	f := &l.backfill
 	lo, hi := f.next, f.end
-	var counted []*bucket
+	var counted []*cells.Bucket
 	began, done := time.Now(), false
 	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
 		oldest, found, err := l.count.first(ctx, conn, f.next, f.end)
@@ -91,10 +92,10 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 			done = err == nil
 			return err
 		}
-		if f.next == minTime {
+		if f.next == cells.MinTime {
 			f.from = max(oldest, firstTime)
 		}
-		lo = max(f.next, floor(oldest, l.width))
+		lo = max(f.next, cells.Floor(oldest, l.width))
 		hi = min(l.chunkEnd(lo), f.end)
 		if f.span < l.width && lo > firstTime && lo <= lastTime {
 			return nil
@@ -103,7 +104,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 		counted, err = l.countBetween(ctx, conn, lo, hi)
 		return err
 	})
-	if timedOut(err) && f.next == minTime && !done {
+	if timedOut(err) && f.next == cells.MinTime && !done {
 		return l.skipDead(ctx)
 	}
 	if err != nil {
@@ -111,7 +112,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	}
 	for piece := lo; !done && piece < hi; piece += f.span {
 		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
-			some, err := l.count.count(ctx, conn, piece, min(piece+f.span, hi), l.fine, l.series.intern)
+			some, err := l.count.count(ctx, conn, piece, min(piece+f.span, hi), l.fine, l.series.Intern)
 			counted = append(counted, some...)
 			return err
 		})
@@ -120,10 +121,10 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 		}
 	}
 	for _, b := range counted {
-		f.rows += b.rows()
+		f.rows += b.Rows()
 	}
 	if f.initial {
-		l.book.replace(f.next, hi, counted)
+		l.book.Replace(f.next, hi, counted)
 	} else {
 		l.apply(r, f.next, hi, counted)
 	}
@@ -133,9 +134,9 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	}
 	l.bound()
 	if f.next >= f.end {
-		if l.farFrom < maxTime {
+		if l.farFrom < cells.MaxTime {
 			rows, began := f.rows, f.began
-			f.begin(l.farFrom, maxTime, true)
+			f.begin(l.farFrom, cells.MaxTime, true)
 			f.rows, f.began = rows, began
 			return nil
 		}
@@ -145,7 +146,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	}
 	// Aim at the wanted time, without leaps.
 	ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
-	f.span = floor(min(max(int64(float64(f.span)*min(max(ratio, 0.25), 4)), l.width), 24*hour), l.width)
+	f.span = cells.Floor(min(max(int64(float64(f.span)*min(max(ratio, 0.25), 4)), l.width), 24*cells.Hour), l.width)
 	return nil
 }
 
@@ -156,7 +157,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 func (l *ledger) skipDead(ctx context.Context) error {
 	f := &l.backfill
 	next := f.end
-	for span := hour; f.end-span > firstTime; span *= 2 {
+	for span := cells.Hour; f.end-span > firstTime; span *= 2 {
 		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
 			_, _, err := l.count.first(ctx, conn, f.end-span, f.end)
 			return err
@@ -167,8 +168,8 @@ func (l *ledger) skipDead(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		next = floor(f.end-span, l.width)
-		if span > 365*24*hour {
+		next = cells.Floor(f.end-span, l.width)
+		if span > 365*24*cells.Hour {
 			break
 		}
 	}
@@ -180,27 +181,27 @@ func (l *ledger) skipDead(ctx context.Context) error {
 // chunkEnd is where a chunk that begins at lo ends.
 func (l *ledger) chunkEnd(lo int64) int64 {
 	if lo < firstTime {
-		return floor(firstTime, l.width)
+		return cells.Floor(firstTime, l.width)
 	}
 	if lo > lastTime {
-		return maxTime
+		return cells.MaxTime
 	}
-	return floor(lo, l.width) + max(floor(l.backfill.span, l.width), l.width)
+	return cells.Floor(lo, l.width) + max(cells.Floor(l.backfill.span, l.width), l.width)
 }
 
 // widen moves the ends to borders of wider buckets.
 func (f *backfill) widen(width int64) {
-	f.next, f.end = floor(f.next, width), ceil(f.end, width)
+	f.next, f.end = cells.Floor(f.next, width), cells.Ceil(f.end, width)
 }
 
 // countBetween counts a range as wide as its buckets should be.
-func (l *ledger) countBetween(ctx context.Context, conn *pgx.Conn, lo, hi int64) ([]*bucket, error) {
-	var counted []*bucket
+func (l *ledger) countBetween(ctx context.Context, conn *pgx.Conn, lo, hi int64) ([]*cells.Bucket, error) {
+	var counted []*cells.Bucket
 	for _, part := range []struct{ lo, hi, width int64 }{{lo, min(hi, l.hotFrom), l.width}, {max(lo, l.hotFrom), hi, l.fine}} {
 		if part.lo >= part.hi {
 			continue
 		}
-		some, err := l.count.count(ctx, conn, part.lo, part.hi, part.width, l.series.intern)
+		some, err := l.count.count(ctx, conn, part.lo, part.hi, part.width, l.series.Intern)
 		if err != nil {
 			return nil, err
 		}

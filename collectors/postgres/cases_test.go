@@ -20,6 +20,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres/cells"
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
 )
@@ -91,7 +92,7 @@ func wantError(t testing.TB, s *Store, kind string, words ...string) {
 	}
 }
 
-// case P4
+// An empty table, and an empty group, have the count 0 and no age.
 func TestEmptyTableAndEmptyGroup(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{Database: "db", GroupRetention: map[string]time.Duration{"known": 8 * 24 * time.Hour}}, runbookDDL)
@@ -115,7 +116,7 @@ func TestEmptyTableAndEmptyGroup(t *testing.T) {
 	}
 }
 
-// case P5
+// The last values are withheld three intervals after the query broke.
 func TestWithheldAfterTheQueryBroke(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)
@@ -141,7 +142,7 @@ func TestWithheldAfterTheQueryBroke(t *testing.T) {
 	}
 }
 
-// case P6
+// A table that is created later is found without a restart.
 func TestTableComesLate(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{Table: "app.markers"})
@@ -156,7 +157,7 @@ func TestTableComesLate(t *testing.T) {
 	wantError(t, b.store, "missing", "app.markers")
 }
 
-// case P7
+// No password is printed, whatever goes wrong.
 func TestSecretsAreNeverPrinted(t *testing.T) {
 	t.Parallel()
 	server := testenv.PostgresServer(t, pgserver.Options{})
@@ -202,7 +203,7 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 	}
 }
 
-// case P8
+// A restart of the server costs one poll and no connection.
 func TestReconnectsAfterRestarts(t *testing.T) {
 	t.Parallel()
 	server := testenv.PostgresServer(t, pgserver.Options{})
@@ -247,7 +248,7 @@ func (b *bench) sessions() (n int) {
 	return n
 }
 
-// case P8
+// A standby is counted and flagged, and exact once it is promoted.
 func TestStandbyAndItsPromotion(t *testing.T) {
 	t.Parallel()
 	primary := testenv.PostgresServer(t, pgserver.Options{})
@@ -302,7 +303,7 @@ func TestStandbyAndItsPromotion(t *testing.T) {
 }
 
 // An asynchronous standby that lacks the last seconds takes over: what was
-// seen there and is lost is not counted on. case P8
+// seen there and is lost is not counted on.
 func TestFailoverThatLosesRows(t *testing.T) {
 	t.Parallel()
 	primary := testenv.PostgresServer(t, pgserver.Options{})
@@ -312,7 +313,7 @@ func TestFailoverThatLosesRows(t *testing.T) {
 	replica := dial(t, standby.DSN("postgres"))
 	p.store = newStore(t, Config{DSN: fmt.Sprintf("host=127.0.0.1,127.0.0.1 port=%d,%d user=postgres dbname=postgres sslmode=disable target_session_attrs=read-write", primary.Port, standby.Port)})
 	tuning := defaultTuning()
-	tuning.slack, tuning.scrubRows = second/10, 0
+	tuning.slack, tuning.scrubRows = cells.Second/10, 0
 	p.store.ledger = newLedger(p.store, tuning)
 	p.pollExact()
 	run(t, replica, "ALTER SYSTEM SET primary_conninfo = ''")
@@ -347,7 +348,7 @@ func TestFailoverThatLosesRows(t *testing.T) {
 	}
 }
 
-// case P10
+// Connection parameters mean what they mean to libpq.
 func TestConnectsAsLibpqDoes(t *testing.T) {
 	server := testenv.PostgresServer(t, pgserver.Options{})
 	admin := dial(t, server.DSN("postgres"))
@@ -398,7 +399,7 @@ func TestConnectsAsLibpqDoes(t *testing.T) {
 	}
 }
 
-// case P11
+// Names of tables are read as SQL reads them and inject nothing.
 func TestTableNames(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{})
@@ -429,7 +430,7 @@ func TestTableNames(t *testing.T) {
 	}
 }
 
-// case P12
+// Neither the session's zone nor the server's shifts an age.
 func TestNoTimeZoneShiftsAges(t *testing.T) {
 	t.Parallel()
 	for _, column := range []string{"timestamptz", "timestamp"} {
@@ -482,7 +483,8 @@ func TestUnknownTimeZone(t *testing.T) {
 	wantError(t, newStore(t, Config{DSN: b.dsn + "&options=-c%20timezone%3DMars/Phobos"}), "malformed", "Mars/Phobos", "options of postgres.dsn")
 }
 
-// case P14
+// Index entries of pruned rows that an old snapshot keeps are not walked at
+// every poll.
 func TestPrunedRowsThatASnapshotKeepsAreNotWalkedAgain(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL, "ALTER TABLE processed_events SET (autovacuum_enabled = off)")
@@ -547,7 +549,7 @@ func TestASnapshotsTimeIsBounded(t *testing.T) {
 	}
 }
 
-// case P15
+// The exporter's own snapshots hold vacuum back for less than a second.
 func TestSnapshotsAreShort(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)
@@ -679,7 +681,7 @@ func TestALockedTable(t *testing.T) {
 	}
 }
 
-// case P20
+// Row-level security would hide rows from the counts: it is an error.
 func TestRowSecurityIsAnError(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL, "ALTER TABLE processed_events ENABLE ROW LEVEL SECURITY", "CREATE POLICY none ON processed_events USING (false)")
@@ -688,7 +690,7 @@ func TestRowSecurityIsAnError(t *testing.T) {
 	wantError(t, s, "row_security", "row-level security", "BYPASSRLS")
 }
 
-// case P21
+// A role that may not see the transactions of others says so.
 func TestPlainRole(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)
@@ -696,7 +698,7 @@ func TestPlainRole(t *testing.T) {
 	dsn := b.role(`GRANT SELECT (consumer_group, topic, partition, "offset", processed_at) ON processed_events TO $ROLE`)
 	b.store = newStore(t, Config{DSN: dsn})
 	tuning := defaultTuning()
-	tuning.fine, tuning.coarse, tuning.slack, tuning.scrubRows = second/10, second, second/10, 0
+	tuning.fine, tuning.coarse, tuning.slack, tuning.scrubRows = cells.Second/10, cells.Second, cells.Second/10, 0
 	b.store.ledger = newLedger(b.store, tuning)
 	m := b.pollExact()
 	if len(m.Inexact) != 1 || m.Inexact[0] != ReasonRole {
@@ -716,7 +718,7 @@ func TestPlainRole(t *testing.T) {
 	}
 }
 
-// case P22
+// Ages grow between two polls.
 func TestAgesGrowBetweenPolls(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{Database: "db"}, runbookDDL)
@@ -729,7 +731,7 @@ func TestAgesGrowBetweenPolls(t *testing.T) {
 	}
 }
 
-// case P23
+// Statistics that a crash has reset are no pruning.
 func TestACrashResetsStatistics(t *testing.T) {
 	t.Parallel()
 	server := testenv.PostgresServer(t, pgserver.Options{})
@@ -749,7 +751,7 @@ func TestACrashResetsStatistics(t *testing.T) {
 	}
 }
 
-// case P25
+// A table that was never analyzed is counted and not estimated.
 func TestAFreshTableIsCountedAndNotEstimated(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)

@@ -9,16 +9,18 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // TestExactUnderConcurrentWriters polls while consumers and a pruner work, with
-// the scrub switched off: every poll must be exact by itself. case P3
+// the scrub switched off: every poll must be exact by itself.
 func TestExactUnderConcurrentWriters(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)
 	b.insert("g0", "t", 3000, 3*time.Second)
 	tuning := defaultTuning()
-	tuning.fine, tuning.coarse, tuning.slack = second/5, second, second
+	tuning.fine, tuning.coarse, tuning.slack = cells.Second/5, cells.Second, cells.Second
 	tuning.edgeRows, tuning.scrubRows = 1, 0
 	b.store.ledger = newLedger(b.store, tuning)
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // countSQL counts a range of times by bucket, series and partition. All that
@@ -54,7 +56,7 @@ func newCounter(t *Table) *counter {
 // literal writes a time as the column's type. The statement's text varies, so
 // that the planner sees the value and prunes partitions.
 func (c *counter) literal(t int64) string {
-	if t > minTime && t <= lastTime {
+	if t > cells.MinTime && t <= lastTime {
 		t += c.ahead
 	}
 	if c.epoch > 0 {
@@ -65,7 +67,7 @@ func (c *counter) literal(t int64) string {
 		kind = "TIMESTAMPTZ"
 	}
 	switch u := time.UnixMicro(max(t, firstTime)).UTC(); {
-	case t == minTime:
+	case t == cells.MinTime:
 		return kind + " '-infinity'"
 	case t > lastTime:
 		return kind + " 'infinity'"
@@ -79,17 +81,17 @@ func (c *counter) literal(t int64) string {
 // The first and last finite times of the ledger: those of PostgreSQL, but for
 // its last 29 years, which microseconds since 1970 cannot hold.
 var (
-	firstTime = floor(time.Date(-4712, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro(), 24*hour)
+	firstTime = cells.Floor(time.Date(-4712, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro(), 24*cells.Hour)
 	lastTime  = time.Date(294247, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 )
 
 // within is the condition lo <= time < hi.
 func (c *counter) within(lo, hi int64) string {
 	var conds []string
-	if lo > minTime {
+	if lo > cells.MinTime {
 		conds = append(conds, c.at+" >= "+c.literal(lo))
 	}
-	if hi < maxTime {
+	if hi < cells.MaxTime {
 		conds = append(conds, c.at+" < "+c.literal(hi))
 	}
 	if len(conds) == 0 {
@@ -122,7 +124,7 @@ func (c *counter) bin(width int64) string {
 
 // count counts a range in buckets of the given width. The range's ends must be
 // borders of such buckets (or no bound).
-func (c *counter) count(ctx context.Context, conn *pgx.Conn, lo, hi, width int64, intern func(group, topic string) int32) ([]*bucket, error) {
+func (c *counter) count(ctx context.Context, conn *pgx.Conn, lo, hi, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
 	sql := fmt.Sprintf(countSQL, c.raw(c.bin(width)), c.key, c.sums, c.from, c.within(lo, hi), c.bin(width), c.by)
 	rows, err := conn.Query(ctx, sql)
 	if err != nil {
@@ -134,8 +136,8 @@ func (c *counter) count(ctx context.Context, conn *pgx.Conn, lo, hi, width int64
 
 // collect reads a count's rows. It returns buckets only when it has seen all
 // rows: a statement that fails at the fifth row has counted nothing.
-func collect(rows pgx.Rows, width int64, intern func(group, topic string) int32) ([]*bucket, error) {
-	byStart := map[int64]*bucket{}
+func collect(rows pgx.Rows, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
+	byStart := map[int64]*cells.Bucket{}
 	var (
 		bin, oldest, newest       pgtype.Timestamptz
 		group, topic              string
@@ -149,39 +151,39 @@ func collect(rows pgx.Rows, width int64, intern func(group, topic string) int32)
 		lo := micros(bin)
 		b := byStart[lo]
 		if b == nil {
-			b = &bucket{lo: lo, hi: lo + width}
-			if lo == minTime || lo == maxTime {
-				b.lo = min(lo, maxTime-1)
-				b.hi = b.lo + 1
+			b = &cells.Bucket{Lo: lo, Hi: lo + width}
+			if lo == cells.MinTime || lo == cells.MaxTime {
+				b.Lo = min(lo, cells.MaxTime-1)
+				b.Hi = b.Lo + 1
 			}
 			byStart[lo] = b
 		}
 		series := intern(group, topic)
-		i := slices.IndexFunc(b.cells, func(c cell) bool { return c.series == series })
+		i := slices.IndexFunc(b.Cells, func(c cells.Cell) bool { return c.Series == series })
 		if i < 0 {
-			i = len(b.cells)
-			b.cells = append(b.cells, cell{series: series, min: maxTime, max: minTime})
+			i = len(b.Cells)
+			b.Cells = append(b.Cells, cells.Cell{Series: series, Min: cells.MaxTime, Max: cells.MinTime})
 		}
-		c := &b.cells[i]
-		c.count += n
-		c.min, c.max = min(c.min, micros(oldest)), max(c.max, micros(newest))
+		c := &b.Cells[i]
+		c.Count += n
+		c.Min, c.Max = min(c.Min, micros(oldest)), max(c.Max, micros(newest))
 		if partition != nil && minOff != nil {
-			c.offsets = addOffsets(c.offsets, offsets{*partition, *minOff, *maxOff, min(n, *maxOff-*minOff+1)})
+			c.Offsets = cells.AddOffsets(c.Offsets, cells.Offsets{Partition: *partition, Min: *minOff, Max: *maxOff, N: min(n, *maxOff-*minOff+1)})
 		}
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err
 	}
-	buckets := make([]*bucket, 0, len(byStart))
+	buckets := make([]*cells.Bucket, 0, len(byStart))
 	for _, b := range byStart {
-		slices.SortFunc(b.cells, func(x, y cell) int { return int(x.series) - int(y.series) })
+		slices.SortFunc(b.Cells, func(x, y cells.Cell) int { return int(x.Series) - int(y.Series) })
 		buckets = append(buckets, b)
 	}
-	slices.SortFunc(buckets, func(x, y *bucket) int {
+	slices.SortFunc(buckets, func(x, y *cells.Bucket) int {
 		switch {
-		case x.lo < y.lo:
+		case x.Lo < y.Lo:
 			return -1
-		case x.lo > y.lo:
+		case x.Lo > y.Lo:
 			return 1
 		}
 		return 0
@@ -192,9 +194,9 @@ func collect(rows pgx.Rows, width int64, intern func(group, topic string) int32)
 func micros(t pgtype.Timestamptz) int64 {
 	switch t.InfinityModifier {
 	case pgtype.Infinity:
-		return maxTime
+		return cells.MaxTime
 	case pgtype.NegativeInfinity:
-		return minTime
+		return cells.MinTime
 	}
 	if t.Time.Year() >= 294247 {
 		return lastTime

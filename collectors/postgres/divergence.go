@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres/cells"
 )
 
 // A marker and its effect are written in one transaction. That the two tables
@@ -54,7 +55,7 @@ const (
 const compareTimeout = 250 * time.Millisecond
 
 // closedAfter is how old a minute must be to be compared.
-const closedAfter = minute
+const closedAfter = cells.Minute
 
 // Divergence is what one poll knows of markers and effects that do not belong
 // together. Nothing in it changes.
@@ -95,7 +96,7 @@ func (s *Store) Divergence() poll.Source {
 	if s.cfg.Effect.Table == "" {
 		return nil
 	}
-	return &divergence{store: s, minutes: map[int64]map[divergingKey]int64{}, span: 5 * minute, groups: map[string]bool{}}
+	return &divergence{store: s, minutes: map[int64]map[divergingKey]int64{}, span: 5 * cells.Minute, groups: map[string]bool{}}
 }
 
 // Describe implements poll.Source.
@@ -125,8 +126,8 @@ func (d *divergence) Poll(ctx context.Context) (poll.Snapshot, error) {
 			more, err = d.step(ctx, conn, in, e, out)
 			return err
 		})
-		if timedOut(err) && d.span > minute {
-			d.span = max(floor(d.span/4, minute), minute)
+		if timedOut(err) && d.span > cells.Minute {
+			d.span = max(cells.Floor(d.span/4, cells.Minute), cells.Minute)
 			continue
 		}
 		if err != nil {
@@ -144,14 +145,14 @@ func (d *divergence) step(ctx context.Context, conn *pgx.Conn, in *session, e *e
 	if err != nil {
 		return false, err
 	}
-	end := floor(a.clock-closedAfter, minute)
-	start := floor(end-d.store.cfg.Effect.Window.Microseconds(), minute)
+	end := cells.Floor(a.clock-closedAfter, cells.Minute)
+	start := cells.Floor(end-d.store.cfg.Effect.Window.Microseconds(), cells.Minute)
 	for at := range d.minutes {
 		if at < start {
 			delete(d.minutes, at)
 		}
 	}
-	if d.next > end+minute { // the clock jumped back
+	if d.next > end+cells.Minute { // the clock jumped back
 		d.next = start
 	}
 	d.next = max(d.next, start)
@@ -163,7 +164,7 @@ func (d *divergence) step(ctx context.Context, conn *pgx.Conn, in *session, e *e
 		}
 		d.next = hi
 		ratio := float64(200*time.Millisecond) / float64(max(time.Since(comparing), time.Millisecond))
-		d.span = min(max(floor(int64(float64(d.span)*min(max(ratio, 0.25), 4)), minute), minute), 6*hour)
+		d.span = min(max(cells.Floor(int64(float64(d.span)*min(max(ratio, 0.25), 4)), cells.Minute), cells.Minute), 6*cells.Hour)
 	}
 	// A map is walked in another order each time: every minute has its turn.
 	for at, found := range d.minutes {
@@ -171,7 +172,7 @@ func (d *divergence) step(ctx context.Context, conn *pgx.Conn, in *session, e *e
 			break
 		}
 		if len(found) > 0 && at < again {
-			if err := d.compare(ctx, conn, e, at, at+minute); err != nil {
+			if err := d.compare(ctx, conn, e, at, at+cells.Minute); err != nil {
 				return false, err
 			}
 		}
@@ -211,7 +212,7 @@ func (d *divergence) compare(ctx context.Context, conn *pgx.Conn, e *effects, lo
 			return err
 		}
 	}
-	for at := lo; at < hi; at += minute {
+	for at := lo; at < hi; at += cells.Minute {
 		delete(d.minutes, at)
 	}
 	for at, f := range found {

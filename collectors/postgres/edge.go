@@ -1,9 +1,10 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"slices"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // countEdge follows the pruner: it finds the oldest row from the last known
@@ -27,13 +28,13 @@ func (l *ledger) countEdge(ctx context.Context, q *recounter) error {
 			}
 			start, resume, unchanged, want = resume, 0, 0, l.t.edgeRows
 		}
-		end, rows := l.book.reach(start, top, want)
+		end, rows := l.book.Reach(start, top, want)
 		if q.spent() {
 			l.edgeFrom = max(start, resume)
 			q.reading.reasons[ReasonCatchingUp] = true
 			return nil
 		}
-		start, _ = l.book.span(start, end)
+		start, _ = l.book.Span(start, end)
 		changes, err := q.replace(ctx, start, end, l.fine)
 		if err != nil {
 			return err
@@ -57,12 +58,12 @@ const probeRows = 100_000
 // dead index entries, and those may be many.
 func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) (int64, error) {
 	for {
-		i := slices.IndexFunc(l.book.buckets, func(b *bucket) bool { return !infinite(b.lo) })
-		if i < 0 || l.book.buckets[i].lo >= top {
+		i := slices.IndexFunc(l.book.Buckets, func(b *cells.Bucket) bool { return !cells.Infinite(b.Lo) })
+		if i < 0 || l.book.Buckets[i].Lo >= top {
 			return top, nil
 		}
-		lo := l.book.buckets[i].lo
-		hi, _ := l.book.reach(lo, top, probeRows)
+		lo := l.book.Buckets[i].Lo
+		hi, _ := l.book.Reach(lo, top, probeRows)
 		if q.spent() {
 			q.reading.reasons[ReasonCatchingUp] = true
 			return top, nil
@@ -73,7 +74,7 @@ func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) (int64
 		}
 		start := hi
 		if found {
-			start, _ = l.book.span(floor(oldest, l.fine), oldest+1)
+			start, _ = l.book.Span(cells.Floor(oldest, l.fine), oldest+1)
 		}
 		if start > lo {
 			l.apply(q.reading, lo, start, nil)
@@ -84,75 +85,27 @@ func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) (int64
 	}
 }
 
-// observe learns from a poll's changes what was pruned: markers lost at the
-// old end of their series. A deletion that leaves more than a few older
-// markers behind is not pruning.
+// observe learns from a poll's changes what was pruned and which offsets have
+// lost their markers.
 func (l *ledger) observe(r *reading) {
-	l.follow(r)
-	losses := map[int32][]change{}
-	for _, c := range r.changes {
-		if c.lost() > 0 {
-			losses[c.series] = append(losses[c.series], c)
-		}
+	if l.handledOf != l.ident {
+		l.series.Forget()
+		l.handledOf, l.handledAll = l.ident, false
 	}
-	for series, lost := range losses {
-		slices.SortStableFunc(lost, func(a, b change) int { return cmp.Compare(a.lo, b.lo) })
-		l.observeSeries(r, series, lost)
+	if !l.handledAll && l.complete() {
+		l.series.See(l.each)
+		l.handledAll = true
 	}
+	l.series.Follow(r.changes, l.each)
+	l.series.Prune(&l.book, r.changes, r.inside.clock)
 }
 
-// stragglers is the share of a series' markers that may be older than the
-// pruned edge: a back-dated marker or two must not hide what is pruned.
-const stragglers = 0.01
-
-func (l *ledger) observeSeries(r *reading, series int32, lost []change) {
-	s := l.series.at(series)
-	rows, older, i := l.book.seriesRows(series), int64(0), 0
-	for _, c := range lost {
-		rows += c.lost()
-	}
-	for _, c := range lost {
-		for ; i < len(l.book.buckets) && l.book.buckets[i].hi <= c.lo; i++ {
-			older += l.book.buckets[i].of(series).count
+// each calls f for every cell with the start of its bucket, oldest first.
+func (l *ledger) each(f func(lo int64, c *cells.Cell)) {
+	l.book.Each(f)
+	for _, pass := range l.pages.leaves {
+		for i := range pass.cells {
+			f(cells.MinTime, &pass.cells[i]) // its time is not known
 		}
-		if older > int64(stragglers*float64(rows)) {
-			return
-		}
-		newest, atEnd := newestLost(c)
-		if !atEnd || infinite(newest) {
-			continue
-		}
-		s.observed, s.hasObserved = r.inside.clock-newest, true
-		s.pruneOffsets(c, newest)
 	}
-}
-
-// newestLost is the time of the newest marker that a span lost at its old end;
-// false where what is left begins where it began.
-func newestLost(c change) (int64, bool) {
-	switch {
-	case c.after.count == 0 || c.after.max < c.before.max:
-		return c.before.max, true
-	case c.after.min == c.before.min:
-		return 0, false
-	case c.lost() == 1:
-		return c.before.min, true
-	}
-	return c.after.min, true
-}
-
-// of is a bucket's cell of a series; its count is 0 where it has none.
-func (b *bucket) of(series int32) cell {
-	i, ok := slices.BinarySearchFunc(b.cells, series, func(c cell, s int32) int { return cmp.Compare(c.series, s) })
-	if !ok {
-		return cell{}
-	}
-	return b.cells[i]
-}
-
-func (b *book) seriesRows(series int32) (n int64) {
-	for _, x := range b.buckets {
-		n += x.of(series).count
-	}
-	return n
 }

@@ -3,10 +3,12 @@ package postgres
 import (
 	"fmt"
 	"math"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // units are the microseconds in a unit of a time that is a number since 1970.
-var units = map[string]int64{"s": second, "ms": second / 1000, "us": 1}
+var units = map[string]int64{"s": cells.Second, "ms": cells.Second / 1000, "us": 1}
 
 // epoch counts the time since 1970 in units of so many microseconds; 0 is a
 // column that is a timestamp.
@@ -20,7 +22,7 @@ func (e epoch) literal(t int64) string {
 	case t > lastTime:
 		return fmt.Sprintf("'%d'::bigint", int64(math.MaxInt64))
 	}
-	return fmt.Sprintf("'%d'::bigint", ceil(t, int64(e))/int64(e))
+	return fmt.Sprintf("'%d'::bigint", cells.Ceil(t, int64(e))/int64(e))
 }
 
 // clamp keeps what is no sensible time within what a timestamp can hold.
@@ -31,7 +33,7 @@ func (e epoch) clamp(expr string) string {
 // timestamp is the number as timestamptz. A division is rounded once, so that
 // no microsecond is lost.
 func (e epoch) timestamp(expr string) string {
-	return fmt.Sprintf("to_timestamp(%s / %d::float8)", e.clamp(expr), second/int64(e))
+	return fmt.Sprintf("to_timestamp(%s / %d::float8)", e.clamp(expr), cells.Second/int64(e))
 }
 
 // bin rounds the number down, to a multiple of the width beyond the origin.

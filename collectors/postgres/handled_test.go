@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // goneTruth asks PostgreSQL which offsets of a series had a marker (all of
@@ -50,7 +52,7 @@ func (b *bench) checkGone(m *Markers, group, topic string) {
 		for _, lo := range append([]int64{0}, want...) {
 			var n int64
 			for _, g := range got.Gone {
-				n += g.Within(lo, maxTime)
+				n += g.Within(lo, cells.MaxTime)
 			}
 			i, _ := slices.BinarySearch(want, lo)
 			if n != int64(len(want)-i) {
@@ -174,7 +176,7 @@ func TestHandledOffsetsWithGaps(t *testing.T) {
 	h := b.pollExact().find("g", "t").Handled[0]
 	count := func(lo int64) (n int64) {
 		for _, g := range h.Gone {
-			n += g.Within(lo, maxTime)
+			n += g.Within(lo, cells.MaxTime)
 		}
 		return n
 	}
@@ -196,65 +198,5 @@ func TestHandledOffsetsWithGaps(t *testing.T) {
 	h = b.pollExact().find("g", "t").Handled[0]
 	if n := count(0); n != 0 {
 		t.Errorf("%d gone after all were written again: %+v", n, h.Gone)
-	}
-}
-
-func TestMissingMarkers(t *testing.T) {
-	t.Parallel()
-	of := func(count int64, list ...offsets) cell { return cell{count: count, offsets: list} }
-	for name, c := range map[string]struct {
-		a, b cell
-		want []marks
-	}{
-		"nothing":             {of(10, offsets{0, 0, 9, 0}), of(10, offsets{0, 0, 9, 0}), nil},
-		"all":                 {of(15, offsets{0, 0, 9, 0}, offsets{1, 5, 9, 0}), cell{}, []marks{{0, 0, 9, 10}, {1, 5, 9, 5}}},
-		"low end":             {of(10, offsets{0, 0, 9, 0}), of(6, offsets{0, 4, 9, 0}), []marks{{0, 0, 3, 4}}},
-		"both ends":           {of(10, offsets{0, 0, 9, 0}), of(6, offsets{0, 2, 7, 0}), []marks{{0, 0, 1, 2}, {0, 8, 9, 2}}},
-		"one partition":       {of(15, offsets{0, 0, 9, 0}, offsets{1, 5, 9, 0}), of(10, offsets{0, 0, 9, 0}), []marks{{1, 5, 9, 5}}},
-		"from within":         {of(10, offsets{0, 0, 9, 0}), of(7, offsets{0, 0, 9, 0}), []marks{{0, 0, 9, 3}}},
-		"low end with gaps":   {of(5, offsets{0, 0, 9, 0}), of(3, offsets{0, 4, 9, 0}), []marks{{0, 0, 3, 2}}},
-		"low end and within":  {of(10, offsets{0, 0, 9, 0}), of(4, offsets{0, 4, 9, 0}), []marks{{0, 0, 3, 4}, {0, 4, 9, 2}}},
-		"while others came":   {of(10, offsets{0, 0, 9, 0}), of(16, offsets{0, 4, 19, 0}), []marks{{0, 0, 3, 4}}},
-		"one for another":     {of(10, offsets{0, 0, 9, 0}), of(10, offsets{0, 20, 29, 0}), []marks{{0, 0, 9, 10}}},
-		"counted more":        {of(7, offsets{0, 0, 9, 0}), of(10, offsets{0, 0, 9, 0}), nil},
-		"two, with gaps":      {of(6, offsets{0, 0, 9, 0}, offsets{1, 0, 1, 0}), cell{}, []marks{{0, 0, 9, 5}, {1, 0, 1, 1}}},
-		"no such columns":     {of(6), cell{}, nil},
-		"too few for a range": {of(1, offsets{0, 0, 9, 0}), of(1, offsets{0, 5, 9, 0}), nil},
-	} {
-		if got := missing(c.a, c.b); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
-	}
-}
-
-func TestGoneIsBounded(t *testing.T) {
-	t.Parallel()
-	var h handled
-	for i := range int64(10_000) {
-		h.lose(gone{first: i * 10, last: i*10 + 8, markers: 5, newest: i})
-	}
-	if len(h.gone) != maxGone {
-		t.Errorf("%d ranges", len(h.gone))
-	}
-	var n int64
-	for _, g := range h.gone {
-		n += g.markers
-	}
-	if n != 50_000 {
-		t.Errorf("%d markers, want 50000", n)
-	}
-	h.restore(0, 200_000, 50_000)
-	if len(h.gone) != 0 {
-		t.Errorf("%+v left after all were written again", h.gone)
-	}
-	// A full range restored in part, by fewer markers than its offsets.
-	h.lose(gone{first: 0, last: 2999, markers: 3000})
-	h.restore(0, 4000, 904)
-	if want := []gone{{904, 2999, 2096, 0}}; !slices.Equal(h.gone, want) {
-		t.Errorf("%+v, want %+v", h.gone, want)
-	}
-	h.restore(2000, 2500, 501)
-	if want := []gone{{904, 1999, 1096, 0}, {2501, 2999, 499, 0}}; !slices.Equal(h.gone, want) {
-		t.Errorf("%+v, want %+v", h.gone, want)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres/cells"
 )
 
 // tuning is the ledger's constants; tests make them small.
@@ -47,11 +48,11 @@ type tuning struct {
 
 func defaultTuning() tuning {
 	return tuning{
-		fine: 5 * second, coarse: minute,
-		slack: 5 * second, standbySlack: 2 * minute,
+		fine: 5 * cells.Second, coarse: cells.Minute,
+		slack: 5 * cells.Second, standbySlack: 2 * cells.Minute,
 		edgeRows: 1000, scrubRows: 20_000,
-		future: 5 * minute, futureRows: 20_000,
-		gap:    10 * minute,
+		future: 5 * cells.Minute, futureRows: 20_000,
+		gap:    10 * cells.Minute,
 		budget: snapshotBudget,
 		chunk:  200 * time.Millisecond, share: 0.6,
 		settle: 15 * time.Second,
@@ -72,9 +73,13 @@ type ledger struct {
 	// server is when the server was started.
 	server string
 
-	book   book
-	series seriesTable
-	open   *openTransactions
+	book   cells.Book
+	series cells.SeriesTable
+	// handledOf is the table that the series' handled offsets are of;
+	// handledAll says that all its markers have been looked at once.
+	handledOf  identity
+	handledAll bool
+	open       *openTransactions
 	// clock is the server's at the last poll, 0 before; clockRead is ours.
 	clock     int64
 	clockRead time.Time
@@ -104,7 +109,7 @@ type ledger struct {
 
 // failover is how far back rows are counted again when another server took
 // over: one that replicated asynchronously has lost its lag.
-const failover = 2 * minute
+const failover = 2 * cells.Minute
 
 // identity tells a table from another that took its place.
 type identity struct {
@@ -116,14 +121,14 @@ type identity struct {
 }
 
 func newLedger(s *Store, t tuning) *ledger {
-	l := &ledger{store: s, t: t, series: newSeriesTable()}
+	l := &ledger{store: s, t: t, series: cells.NewSeriesTable()}
 	l.reset()
 	return l
 }
 
 // reset forgets what was counted, but not what was seen to come and go.
 func (l *ledger) reset() {
-	l.book = book{}
+	l.book = cells.Book{}
 	l.open = &openTransactions{slack: l.t.slack}
 	l.clock, l.tailFrom, l.hotFrom, l.fine, l.width = 0, 0, 0, l.t.fine, l.t.coarse
 	l.tailTooLong, l.edgeFrom = false, 0
@@ -146,7 +151,7 @@ type reading struct {
 
 	problems []poll.Problem
 	reasons  map[Reason]bool
-	changes  []change
+	changes  []cells.Change
 }
 
 // Poll implements poll.Source.

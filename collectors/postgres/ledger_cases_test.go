@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // A transaction that began minutes before it wrote commits into a minute that
-// was counted long ago. cases P3
+// was counted long ago.
 func TestLateTransactions(t *testing.T) {
 	t.Parallel()
 	for name, column := range map[string]string{"now()": "now()", "clock_timestamp()": "clock_timestamp()"} {
@@ -148,26 +150,6 @@ func TestObservedRetention(t *testing.T) {
 	m = b.pollExact()
 	near(t, "observed retention beside a straggler", m.find("g", "t").ObservedRetention, 3*day+time.Minute, 10*time.Second)
 	near(t, "oldest age", m.Age(m.find("g", "t").Oldest, m.ReadAt), 8*day-59*time.Minute, 10*time.Second)
-}
-
-func TestPrunedOffsets(t *testing.T) {
-	t.Parallel()
-	b := newBench(t, Config{}, runbookDDL)
-	for n := range 100 {
-		b.exec(`INSERT INTO processed_events VALUES ('g', $1, 't', $2, $3, now() - interval '1 hour' + $4 * interval '10 seconds')`,
-			fmt.Sprintf("e%d", n), n%2, 1000+n/2, n)
-	}
-	b.pollExact()
-	b.exec(`DELETE FROM processed_events WHERE event_id = ANY (SELECT 'e' || generate_series(0, 40))`)
-	m := b.pollExact()
-	got := m.find("g", "t").PrunedOffsets
-	if len(got) != 2 || got[0].Offset != 1020 || got[1].Offset != 1019 {
-		t.Errorf("%+v, want partition 0 up to 1020 and 1 up to 1019", got)
-	}
-	b.exec(`DELETE FROM processed_events WHERE "offset" BETWEEN 1035 AND 1039`)
-	if again := b.pollExact().find("g", "t").PrunedOffsets; again[0].Offset != 1020 {
-		t.Errorf("%+v after a deletion in the middle, want 1020 still", again)
-	}
 }
 
 func TestColumnTypes(t *testing.T) {
@@ -323,7 +305,7 @@ func TestTheFutureIsCountedInChunks(t *testing.T) {
 	for ; polls < 2000; polls++ {
 		m := b.poll()
 		if polls == 0 {
-			if n := l.book.rows(l.clock+2*tuning.future, maxTime); n != 0 {
+			if n := l.book.Rows(l.clock+2*tuning.future, cells.MaxTime); n != 0 {
 				t.Errorf("the first poll counted %d rows of the future", n)
 			}
 		}
@@ -360,7 +342,7 @@ func TestTheServersClockJumps(t *testing.T) {
 	b.insert("g", "t", 100, time.Minute)
 	b.pollExact()
 	l := b.store.ledger
-	for name, jump := range map[string]int64{"back a minute": minute, "back an hour": hour, "ahead an hour": -hour} {
+	for name, jump := range map[string]int64{"back a minute": cells.Minute, "back an hour": cells.Hour, "ahead an hour": -cells.Hour} {
 		// As if the polls so far had been made by a clock that was off.
 		l.clock += jump
 		l.tailFrom += jump
@@ -385,8 +367,8 @@ func TestALongAbsenceIsBackfilled(t *testing.T) {
 	b.pollExact()
 	l := b.store.ledger
 	// As if the last poll had been two hours ago.
-	l.clock -= 2 * hour
-	l.tailFrom -= 2 * hour
+	l.clock -= 2 * cells.Hour
+	l.tailFrom -= 2 * cells.Hour
 	l.clockRead = l.clockRead.Add(-2 * time.Hour)
 	for age := range 12 {
 		b.insert("g", "t", 10, time.Duration(age*10)*time.Minute)
@@ -411,7 +393,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		b.insert("g0", "t", 10, 0)
 	}
 	b.pollExact()
-	if w := b.store.ledger.width; w <= minute {
+	if w := b.store.ledger.width; w <= cells.Minute {
 		t.Errorf("buckets of %s: they were never widened", time.Duration(w)*time.Microsecond)
 	}
 }
@@ -566,7 +548,7 @@ func TestRunbooksDayPartitions(t *testing.T) {
 	}
 }
 
-// DROP of a partition waits for no poll for long. case P2
+// DROP of a partition waits for no poll for long.
 func TestDropOfAPartitionIsNotDelayed(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, `CREATE TABLE processed_events (consumer_group text NOT NULL, event_id text NOT NULL, processed_at timestamptz NOT NULL DEFAULT now())
@@ -649,7 +631,7 @@ func TestColumnsAndIndexesChange(t *testing.T) {
 }
 
 // A steady poll reads a small part of the table, also with a group that is new
-// or rare. case P13
+// or rare.
 func TestASteadyPollReadsLittle(t *testing.T) {
 	t.Parallel()
 	const rows = 200_000

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres/cells"
 	"oncewatch/deploy/testenv"
 )
 
@@ -176,7 +177,7 @@ func counts(t testing.TB, ctx context.Context, conn *pgx.Conn, table *Table) []s
 		var n int64
 		var lo, hi pgtype.Timestamptz
 		err := row.Scan(&g, &topic, &n, &lo, &hi)
-		return line(g, topic, n, finite(micros(lo)), finite(micros(hi))), err
+		return line(g, topic, n, cells.Time(micros(lo)), cells.Time(micros(hi))), err
 	})
 	if err != nil {
 		t.Error(err)

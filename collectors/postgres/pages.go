@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // pagesSQL counts a part of a table that is not found by time.
@@ -27,14 +29,14 @@ type pages struct {
 // leafPass is the count of one leaf.
 type leafPass struct {
 	leaf   Leaf
-	cells  []cell // of the last complete pass
-	done   bool   // there was one
-	late   bool   // it came while we were looking: all in it is new
+	cells  []cells.Cell // of the last complete pass
+	done   bool         // there was one
+	late   bool         // it came while we were looking: all in it is new
 	stats  leafStats
-	due    bool      // in this round
-	chunks []*bucket // of the pass that runs
-	page   int64     // where it goes on
-	step   int64     // pages a chunk
+	due    bool            // in this round
+	chunks []*cells.Bucket // of the pass that runs
+	page   int64           // where it goes on
+	step   int64           // pages a chunk
 }
 
 // complete says whether every leaf has been counted.
@@ -47,12 +49,12 @@ func (p *pages) complete() bool {
 	return p.leaves != nil
 }
 
-func (p *pages) totals(series int) []total {
-	var b book
+func (p *pages) totals(series int) []cells.Total {
+	var b cells.Book
 	for _, pass := range p.leaves {
-		b.buckets = append(b.buckets, &bucket{cells: pass.cells})
+		b.Buckets = append(b.Buckets, &cells.Bucket{Cells: pass.cells})
 	}
-	return b.totals(series)
+	return b.Totals(series)
 }
 
 // pollPages goes on with a round where one is due.
@@ -129,7 +131,7 @@ func (l *ledger) meetLeaves(r *reading) {
 	for oid, pass := range p.leaves {
 		if !current[oid] {
 			delete(p.leaves, oid)
-			l.note(r, diffSpan(minTime, pass.cells, nil))
+			l.note(r, cells.DiffCells(cells.MinTime, pass.cells, nil))
 		}
 	}
 }
@@ -159,22 +161,22 @@ func (l *ledger) countPages(ctx context.Context, conn *pgx.Conn, r *reading, pas
 		return err
 	}
 	defer rows.Close()
-	counted, err := collect(rows, 1, l.series.intern)
+	counted, err := collect(rows, 1, l.series.Intern)
 	if err != nil {
 		return err
 	}
-	pass.chunks = []*bucket{{cells: merge(append(pass.chunks, counted...))}}
+	pass.chunks = []*cells.Bucket{{Cells: cells.Merge(append(pass.chunks, counted...))}}
 	pass.page += pass.step
 	if !last {
 		ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
 		pass.step = max(int64(float64(pass.step)*min(max(ratio, 0.25), 4)), 1)
 		return nil
 	}
-	cells := merge(pass.chunks)
+	all := cells.Merge(pass.chunks)
 	if pass.done || pass.late {
-		l.note(r, diffSpan(minTime, pass.cells, cells))
+		l.note(r, cells.DiffCells(cells.MinTime, pass.cells, all))
 	}
-	pass.cells, pass.done, pass.due, pass.chunks = cells, true, false, nil
+	pass.cells, pass.done, pass.due, pass.chunks = all, true, false, nil
 	return nil
 }
 

@@ -92,7 +92,7 @@ unix_socket_dir =
 }
 
 // Behind a pooler in transaction mode, beside another client that must notice
-// nothing of it. case P9
+// nothing of it.
 func TestBehindAPoolerInTransactionMode(t *testing.T) {
 	t.Parallel()
 	server := testenv.PostgresServer(t, pgserver.Options{})

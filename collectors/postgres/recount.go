@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // recounter counts in one snapshot.
@@ -27,7 +29,7 @@ func (q *recounter) recount(ctx context.Context, lo, hi int64) error {
 	if lo >= hi {
 		return nil
 	}
-	lo, hi = floor(lo, q.width), min(ceil(hi, q.width), q.tailLo)
+	lo, hi = cells.Floor(lo, q.width), min(cells.Ceil(hi, q.width), q.tailLo)
 	if f := &q.backfill; f.active {
 		if _, err := q.recountCovered(ctx, lo, min(hi, f.next)); err != nil {
 			return err
@@ -39,11 +41,11 @@ func (q *recounter) recount(ctx context.Context, lo, hi int64) error {
 }
 
 // recountCovered counts a range as wide as its buckets should be.
-func (q *recounter) recountCovered(ctx context.Context, lo, hi int64) ([]change, error) {
+func (q *recounter) recountCovered(ctx context.Context, lo, hi int64) ([]cells.Change, error) {
 	if lo >= hi {
 		return nil, nil
 	}
-	lo, hi = q.book.span(lo, hi)
+	lo, hi = q.book.Span(lo, hi)
 	counted, err := q.countBetween(ctx, q.conn, lo, hi)
 	if err != nil {
 		return nil, err
@@ -53,11 +55,11 @@ func (q *recounter) recountCovered(ctx context.Context, lo, hi int64) ([]change,
 
 // replace counts a range whose ends are borders of buckets and puts the result
 // in the book.
-func (q *recounter) replace(ctx context.Context, lo, hi, width int64) ([]change, error) {
+func (q *recounter) replace(ctx context.Context, lo, hi, width int64) ([]cells.Change, error) {
 	if lo >= hi {
 		return nil, nil
 	}
-	counted, err := q.count.count(ctx, q.conn, lo, hi, width, q.series.intern)
+	counted, err := q.count.count(ctx, q.conn, lo, hi, width, q.series.Intern)
 	if err != nil {
 		return nil, err
 	}
@@ -65,35 +67,16 @@ func (q *recounter) replace(ctx context.Context, lo, hi, width int64) ([]change,
 }
 
 // apply puts the count of a range in the book and keeps the difference.
-func (l *ledger) apply(r *reading, lo, hi int64, counted []*bucket) []change {
-	changes := l.book.replace(lo, hi, counted)
+func (l *ledger) apply(r *reading, lo, hi int64, counted []*cells.Bucket) []cells.Change {
+	changes := l.book.Replace(lo, hi, counted)
 	l.note(r, changes)
 	return changes
 }
 
 // note adds changes to what was seen to come and go.
-func (l *ledger) note(r *reading, changes []change) {
-	for _, c := range changes {
-		s := l.series.at(c.series)
-		switch d := c.after.count - c.before.count; {
-		case d > 0:
-			s.inserted += d
-			l.tally.inserted += d
-		case d < 0:
-			s.pruned -= d
-			l.tally.pruned -= d
-		}
-	}
+func (l *ledger) note(r *reading, changes []cells.Change) {
+	came, went := l.series.Note(changes)
+	l.tally.inserted += came
+	l.tally.pruned += went
 	r.changes = append(r.changes, changes...)
-}
-
-func ceil(t, width int64) int64 {
-	f := floor(t, width)
-	switch {
-	case f == t:
-		return t
-	case f > maxTime-width:
-		return maxTime
-	}
-	return f + width
 }

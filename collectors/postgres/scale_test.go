@@ -260,7 +260,7 @@ func BenchmarkScalePoll(b *testing.B) {
 				b.ReportMetric(fill.cpu.Seconds()*1e6/float64(rows), "backfill-cpu-µs/row")
 				b.ReportMetric(fill.longest, "backfill-longest-ms")
 				b.ReportMetric(float64(after-before)/float64(rows)*1e6/1024, "KiB/Mrow")
-				b.ReportMetric(float64(after-before)/float64(len(store.ledger.book.buckets))*1000/1024, "KiB/1000buckets")
+				b.ReportMetric(float64(after-before)/float64(len(store.ledger.book.Buckets))*1000/1024, "KiB/1000buckets")
 				runtime.KeepAlive(store)
 
 				// Steady polls, 15 s apart.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres/cells"
 )
 
 // scrub verifies every bucket in turn, some at each poll, and corrects what the
@@ -38,15 +39,15 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 		return nil
 	}
 	top := q.tailLo
-	if q.tailHi != maxTime {
-		top = maxTime // the far future is not in the tail
+	if q.tailHi != cells.MaxTime {
+		top = cells.MaxTime // the far future is not in the tail
 	}
 	if !s.running {
-		s.running, s.skipped, s.cursor, s.began = true, false, minTime, time.Now()
+		s.running, s.skipped, s.cursor, s.began = true, false, cells.MinTime, time.Now()
 	}
 	for s.debt = max(0, s.debt-l.t.scrubRows); (s.debt < l.t.scrubRows || s.fast) && !q.spent(); {
-		hi, rows := l.book.reach(s.cursor, top, l.t.scrubRows)
-		hi = min(ceil(hi, l.width), top)
+		hi, rows := l.book.Reach(s.cursor, top, l.t.scrubRows)
+		hi = min(cells.Ceil(hi, l.width), top)
 		changes, err := q.recountCovered(ctx, s.cursor, hi)
 		if timedOut(err) {
 			// The transaction is over, and what it has counted stands. Dead
@@ -59,7 +60,7 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 			return err
 		}
 		for _, c := range changes {
-			s.corrections += max(c.after.count-c.before.count, c.before.count-c.after.count)
+			s.corrections += max(c.After.Count-c.Before.Count, c.Before.Count-c.After.Count)
 		}
 		if !s.fast {
 			s.debt += rows + 1

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres/cells"
 )
 
 var (
@@ -83,6 +84,12 @@ const (
 	ReasonCatchingUp Reason = "catching_up"
 )
 
+// Handled and Gone are what is known of the offsets of one partition.
+type (
+	Handled = cells.Handled
+	Gone    = cells.Gone
+)
+
 // Markers is what one poll of the ledger knows. Nothing in it changes.
 type Markers struct {
 	// Database is the value of the label.
@@ -135,9 +142,6 @@ type Series struct {
 	// pruned; only where Pruning.
 	ObservedRetention time.Duration
 	Pruning           bool
-	// PrunedOffsets is, by partition, up to where markers were seen to vanish
-	// at the old end. Empty without the columns.
-	PrunedOffsets map[int64]PrunedOffset
 	// Handled is, by partition, which offsets have or had a marker. Complete
 	// where Counted; empty without the columns.
 	Handled map[int64]Handled
@@ -152,7 +156,7 @@ func (m *Markers) Age(t, now time.Time) time.Duration {
 
 // ageSeconds is the age without bounds, for export.
 func (m *Markers) ageSeconds(t, now time.Time) float64 {
-	return float64(m.ServerTime.UnixMicro()-t.UnixMicro())/float64(second) + now.Sub(m.ReadAt).Seconds()
+	return float64(m.ServerTime.UnixMicro()-t.UnixMicro())/float64(cells.Second) + now.Sub(m.ReadAt).Seconds()
 }
 
 // duration converts microseconds and stays within half of what a Duration can
@@ -258,7 +262,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 		Table:    l.table, Config: l.store.cfg, problems: r.problems,
 		Ready: l.complete(), Progress: l.backfill.progress(),
 		Corrections: l.scrub.corrections, ScrubSince: l.scrub.since,
-		Cells: l.book.size(), Bytes: l.book.bytes(),
+		Cells: l.book.Size(), Bytes: l.book.Bytes(),
 		ServerTime: time.UnixMicro(r.inside.clock).UTC(), ReadAt: r.read,
 	}
 	for reason := range r.reasons {
@@ -267,33 +271,27 @@ func (l *ledger) snapshot(r *reading) *Markers {
 	slices.Sort(m.Inexact)
 
 	totals := l.totals()
-	lastDay := l.book.newer(r.inside.clock-24*hour, r.inside.clock, len(l.series.all))
+	lastDay := l.book.Newer(r.inside.clock-24*cells.Hour, r.inside.clock, len(l.series.All))
 	groups := map[string]bool{}
-	for id, s := range l.series.all {
+	for id, s := range l.series.All {
 		t := totals[id]
 		out := Series{
-			Group: s.key.group, Topic: s.key.topic, Counted: m.Ready, Inserted: s.inserted, Pruned: s.pruned,
-			ObservedRetention: duration(s.observed), Pruning: s.hasObserved,
-			Handled: s.known(),
+			Group: s.Key.Group, Topic: s.Key.Topic, Counted: m.Ready, Inserted: s.Inserted, Pruned: s.Pruned,
+			ObservedRetention: duration(s.Observed), Pruning: s.Pruning,
+			Handled: s.Known(),
 		}
 		groups[out.Group] = true
 		if m.Ready {
-			out.Rows, out.LastDay = t.count, lastDay[id]
+			out.Rows, out.LastDay = t.Count, lastDay[id]
 		}
-		if t.count > 0 {
+		if t.Count > 0 {
 			// The backfill goes upward: below it a series' oldest is known,
 			// and in the tail its newest.
-			if !l.backfill.active || t.oldest < l.backfill.next {
-				out.Oldest = finite(t.oldest)
+			if !l.backfill.active || t.Oldest < l.backfill.next {
+				out.Oldest = cells.Time(t.Oldest)
 			}
-			if !l.backfill.active || t.newest >= l.backfill.end {
-				out.Newest = finite(t.newest)
-			}
-		}
-		if len(s.edge) > 0 {
-			out.PrunedOffsets = make(map[int64]PrunedOffset, len(s.edge))
-			for p, o := range s.edge {
-				out.PrunedOffsets[p] = o
+			if !l.backfill.active || t.Newest >= l.backfill.end {
+				out.Newest = cells.Time(t.Newest)
 			}
 		}
 		m.Series = append(m.Series, out)
@@ -316,21 +314,9 @@ func (l *ledger) complete() bool {
 	return !l.backfill.active
 }
 
-func (l *ledger) totals() []total {
+func (l *ledger) totals() []cells.Total {
 	if l.table.TimeIndex == "" {
-		return l.pages.totals(len(l.series.all))
+		return l.pages.totals(len(l.series.All))
 	}
-	return l.book.totals(len(l.series.all))
-}
-
-// finite is a time of the ledger; zero for an infinity, which has no age.
-func finite(t int64) time.Time {
-	if infinite(t) {
-		return time.Time{}
-	}
-	u := time.UnixMicro(t).UTC()
-	if u.IsZero() { // .NET's DateTime.MinValue is a time like others, and no absence
-		u = u.Add(time.Microsecond)
-	}
-	return u
+	return l.book.Totals(len(l.series.All))
 }

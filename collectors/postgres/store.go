@@ -5,7 +5,7 @@
 // The ledger keeps exact counts of a table of any size by counting again only
 // what can have changed. Its parts, a file each:
 //
-//	cells.go     counts per time bucket and series, in memory
+//	cells/       counts per time bucket and series, in memory, and what vanished
 //	count.go     the one statement that counts a range
 //	epoch.go     times that are numbers since 1970
 //	recount.go   a range counted again in one snapshot

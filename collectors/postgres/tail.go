@@ -3,6 +3,8 @@ package postgres
 import (
 	"context"
 	"time"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
 // countTail counts what lies at or after the last poll's clock, less slack: all
@@ -14,47 +16,47 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 	first := l.clock == 0
 	from, behind := l.tailFrom, l.behind(r)
 	if first {
-		from = floor(behind, l.fine)
-		l.hotFrom = floor(from, l.width)
-		l.backfill.begin(minTime, from, true)
-		l.farFrom = minTime
-	} else if elapsed := q.began.Sub(l.clockRead).Microseconds(); r.inside.clock < l.clock+elapsed-second {
+		from = cells.Floor(behind, l.fine)
+		l.hotFrom = cells.Floor(from, l.width)
+		l.backfill.begin(cells.MinTime, from, true)
+		l.farFrom = cells.MinTime
+	} else if elapsed := q.began.Sub(l.clockRead).Microseconds(); r.inside.clock < l.clock+elapsed-cells.Second {
 		// The clock jumped back: rows since then carry times from before the
 		// last poll.
-		from = min(from, floor(behind-elapsed, l.fine))
+		from = min(from, cells.Floor(behind-elapsed, l.fine))
 	}
 	if behind-from > max(l.t.gap, 2*l.fine) || l.tailTooLong {
 		// Too much for one statement: what lies between is backfilled.
-		to := max(from, floor(behind, l.fine))
+		to := max(from, cells.Floor(behind, l.fine))
 		if l.backfill.active {
 			from = min(from, l.backfill.next)
 		}
-		l.hotFrom = floor(to, l.width)
-		l.backfill.begin(floor(from, l.width), to, l.backfill.active && l.backfill.initial && !l.backfill.ahead())
+		l.hotFrom = cells.Floor(to, l.width)
+		l.backfill.begin(cells.Floor(from, l.width), to, l.backfill.active && l.backfill.initial && !l.backfill.ahead())
 		from = to
 	}
-	until := int64(maxTime)
-	if ahead := floor(r.before.clock+l.t.future, l.fine); ahead > from {
-		many := l.book.rows(ahead, maxTime) > l.t.futureRows
+	until := int64(cells.MaxTime)
+	if ahead := cells.Floor(r.before.clock+l.t.future, l.fine); ahead > from {
+		many := l.book.Rows(ahead, cells.MaxTime) > l.t.futureRows
 		if many {
 			r.reasons[ReasonFuture] = true
 		}
-		if many || l.farFrom < maxTime {
+		if many || l.farFrom < cells.MaxTime {
 			until = ahead
 		}
 	}
-	q.tailLo, q.tailHi = l.book.span(from, until)
+	q.tailLo, q.tailHi = l.book.Span(from, until)
 	if _, err := q.replace(ctx, q.tailLo, min(q.tailHi, l.farFrom), l.fine); err != nil {
 		l.tailTooLong = timedOut(err)
 		return err
 	}
 	l.tailTooLong = false
 	if far := max(q.tailLo, l.farFrom); far < q.tailHi {
-		counted, err := l.count.count(ctx, q.conn, far, q.tailHi, l.fine, l.series.intern)
+		counted, err := l.count.count(ctx, q.conn, far, q.tailHi, l.fine, l.series.Intern)
 		if err != nil {
 			return err
 		}
-		l.book.replace(far, q.tailHi, counted) // it was there before we came
+		l.book.Replace(far, q.tailHi, counted) // it was there before we came
 		l.farFrom = q.tailHi
 		if l.backfill.ahead() {
 			l.backfill.next = l.farFrom
@@ -76,10 +78,10 @@ func (l *ledger) behind(r *reading) int64 {
 // leaves behind becomes coarse.
 func (l *ledger) advance(r *reading) {
 	l.clock, l.clockRead = r.inside.clock, time.Now()
-	l.tailFrom = floor(l.behind(r), l.fine)
+	l.tailFrom = cells.Floor(l.behind(r), l.fine)
 	if !l.backfill.active { // whose end may lie within a coarse bucket
-		hot := floor(l.tailFrom, l.width)
-		l.book.coarsen(l.hotFrom, hot, l.width)
+		hot := cells.Floor(l.tailFrom, l.width)
+		l.book.Coarsen(l.hotFrom, hot, l.width)
 		l.hotFrom = hot
 	}
 	l.bound()
@@ -87,15 +89,15 @@ func (l *ledger) advance(r *reading) {
 
 // bound makes buckets wider until the book fits the memory it may have.
 func (l *ledger) bound() {
-	for l.book.size() > l.store.cfg.MaxCells && l.width < 24*hour {
+	for l.book.Size() > l.store.cfg.MaxCells && l.width < 24*cells.Hour {
 		l.fine, l.width = l.fine*2, l.width*2
-		l.hotFrom = floor(l.hotFrom, l.width)
+		l.hotFrom = cells.Floor(l.hotFrom, l.width)
 		l.backfill.widen(l.width)
-		if l.farFrom < maxTime {
-			l.farFrom = floor(l.farFrom, l.width)
+		if l.farFrom < cells.MaxTime {
+			l.farFrom = cells.Floor(l.farFrom, l.width)
 		}
-		l.book.coarsen(minTime, l.hotFrom, l.width)
-		l.book.coarsen(l.hotFrom, maxTime, l.fine)
+		l.book.Coarsen(cells.MinTime, l.hotFrom, l.width)
+		l.book.Coarsen(l.hotFrom, cells.MaxTime, l.fine)
 		l.store.log.Warn("the ledger's memory is at its bound: its buckets become coarser", "postgres.max-cells", l.store.cfg.MaxCells, "width", time.Duration(l.width)*time.Microsecond)
 	}
 }
