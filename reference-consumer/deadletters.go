@@ -10,7 +10,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"oncewatch/reference-consumer/deadletter"
-	"oncewatch/reference-consumer/payments"
 )
 
 type deadletterCmd struct {
@@ -28,7 +27,7 @@ type listCmd struct {
 }
 
 func (l *listCmd) Run(ctx context.Context, s *Shared, out *output) error {
-	pool, err := payments.Pool(ctx, s.Postgres.DSN, 2)
+	pool, err := s.Postgres.pool(ctx, 2)
 	if err != nil {
 		return err
 	}
@@ -48,7 +47,7 @@ type showCmd struct {
 }
 
 func (c *showCmd) Run(ctx context.Context, s *Shared, out *output) error {
-	pool, err := payments.Pool(ctx, s.Postgres.DSN, 2)
+	pool, err := s.Postgres.pool(ctx, 2)
 	if err != nil {
 		return err
 	}
@@ -68,7 +67,7 @@ type requeueCmd struct {
 }
 
 func (c *requeueCmd) Run(ctx context.Context, s *Shared, out *output) error {
-	pool, err := payments.Pool(ctx, s.Postgres.DSN, 2)
+	pool, err := s.Postgres.pool(ctx, 2)
 	if err != nil {
 		return err
 	}

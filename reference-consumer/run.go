@@ -57,8 +57,12 @@ func (r *runCmd) Run(ctx context.Context, s *Shared, out *output) error {
 		return err
 	}
 	defer flush(tracer, log)
+	dsn, err := s.Postgres.ConnString()
+	if err != nil {
+		return err
+	}
 	cfg := payments.Config{
-		DSN: s.Postgres.DSN, MaxConnections: s.Postgres.MaxConnections, Client: client, Topic: s.Topic, Group: s.Group,
+		DSN: dsn.Reveal(), BeforeConnect: s.Postgres.BeforeConnect, MaxConnections: s.Postgres.MaxConnections, Client: client, Topic: s.Topic, Group: s.Group,
 		IDFromKey: r.EventID == "key", SetBased: r.SetBased, MarkerRetention: r.Retention, RedeliverFrom: r.RedeliverFrom, Allow: r.Allow,
 		Notify: payments.NotifyNever, Registerer: reg, Tracer: tracer, Log: log,
 	}
@@ -68,7 +72,7 @@ func (r *runCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if r.Notify != "" {
 		cfg.Notify = payments.NotifyPer(r.NotifyPer)
-		pool, err := payments.Pool(ctx, s.Postgres.DSN, 4)
+		pool, err := s.Postgres.pool(ctx, 4)
 		if err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres/cells"
 	"oncewatch/deploy/pgserver"
@@ -121,7 +122,7 @@ func TestWithheldAfterTheQueryBroke(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)
 	b.insert("g", "t", 3, time.Hour)
-	s := newStore(t, Config{Database: "db", DSN: b.role("GRANT SELECT ON processed_events TO $ROLE", "GRANT pg_read_all_stats TO $ROLE")})
+	s := newStore(t, Config{Database: "db", Config: dbconn.To(b.role("GRANT SELECT ON processed_events TO $ROLE", "GRANT pg_read_all_stats TO $ROLE"))})
 	now := time.Now()
 	p := poll.New(s.Markers(), poll.Options{Name: "markers", Interval: 15 * time.Second, Timeout: 10 * time.Second, Now: func() time.Time { return now }})
 	if err := p.Once(t.Context()); err != nil {
@@ -184,7 +185,7 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var logged bytes.Buffer
 			log := slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
-			s, err := New(Config{DSN: dsn}, log, nil)
+			s, err := New(Config{Config: dbconn.To(dsn)}, log, nil)
 			if err == nil {
 				t.Cleanup(s.Close)
 				p := poll.New(s.Markers(), poll.Options{Name: "markers", Interval: time.Second, Timeout: 5 * time.Second, Log: log})
@@ -207,7 +208,7 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 func TestReconnectsAfterRestarts(t *testing.T) {
 	t.Parallel()
 	server := testenv.PostgresServer(t, pgserver.Options{})
-	b := newBench(t, Config{DSN: server.DSN("postgres")}, runbookDDL)
+	b := newBench(t, Config{Config: dbconn.To(server.DSN("postgres"))}, runbookDDL)
 	b.insert("g", "t", 100, time.Hour)
 	b.pollExact()
 	for n := range 5 {
@@ -252,10 +253,10 @@ func (b *bench) sessions() (n int) {
 func TestStandbyAndItsPromotion(t *testing.T) {
 	t.Parallel()
 	primary := testenv.PostgresServer(t, pgserver.Options{})
-	p := newBench(t, Config{DSN: primary.DSN("postgres")}, runbookDDL)
+	p := newBench(t, Config{Config: dbconn.To(primary.DSN("postgres"))}, runbookDDL)
 	p.insert("g", "t", 1000, time.Hour)
 	standby := testenv.PostgresServer(t, pgserver.Options{BaseBackupOf: primary})
-	s := newStore(t, Config{DSN: standby.DSN("postgres")})
+	s := newStore(t, Config{Config: dbconn.To(standby.DSN("postgres"))})
 	replica := dial(t, standby.DSN("postgres"))
 	await := func(sql string) {
 		t.Helper()
@@ -307,11 +308,11 @@ func TestStandbyAndItsPromotion(t *testing.T) {
 func TestFailoverThatLosesRows(t *testing.T) {
 	t.Parallel()
 	primary := testenv.PostgresServer(t, pgserver.Options{})
-	p := newBench(t, Config{DSN: primary.DSN("postgres")}, runbookDDL)
+	p := newBench(t, Config{Config: dbconn.To(primary.DSN("postgres"))}, runbookDDL)
 	p.insert("g", "t", 100, time.Hour)
 	standby := testenv.PostgresServer(t, pgserver.Options{BaseBackupOf: primary})
 	replica := dial(t, standby.DSN("postgres"))
-	p.store = newStore(t, Config{DSN: fmt.Sprintf("host=127.0.0.1,127.0.0.1 port=%d,%d user=postgres dbname=postgres sslmode=disable target_session_attrs=read-write", primary.Port, standby.Port)})
+	p.store = newStore(t, Config{Config: dbconn.To(fmt.Sprintf("host=127.0.0.1,127.0.0.1 port=%d,%d user=postgres dbname=postgres sslmode=disable target_session_attrs=read-write", primary.Port, standby.Port))})
 	tuning := defaultTuning()
 	tuning.slack, tuning.scrubRows = cells.Second/10, 0
 	p.store.ledger = newLedger(p.store, tuning)
@@ -387,7 +388,7 @@ func TestConnectsAsLibpqDoes(t *testing.T) {
 			for k, v := range c.env {
 				t.Setenv(k, v)
 			}
-			s := newStore(t, Config{DSN: c.dsn})
+			s := newStore(t, Config{Config: dbconn.To(c.dsn)})
 			_, err := pollOnce(t, s)
 			if c.kind == "" && err != nil {
 				t.Error(err)
@@ -415,7 +416,7 @@ func TestTableNames(t *testing.T) {
 		b.exec(fmt.Sprintf(`CREATE TABLE %s (consumer_group text, "Topic %%s" text, processed_at timestamptz NOT NULL DEFAULT now())`, sql))
 		b.exec(fmt.Sprintf(`CREATE INDEX ON %s (processed_at)`, sql))
 		b.exec(fmt.Sprintf(`INSERT INTO %s VALUES ('a''b', 't')`, sql))
-		b.store = newStore(t, Config{DSN: b.dsn, Table: config, Columns: Columns{Topic: "Topic %s"}})
+		b.store = newStore(t, Config{Config: dbconn.To(b.dsn), Table: config, Columns: Columns{Topic: "Topic %s"}})
 		if n := b.pollExact().find("a'b", "t").Rows; n != 1 {
 			t.Errorf("%s: %d rows, want 1", config, n)
 		}
@@ -454,17 +455,17 @@ func TestNoTimeZoneShiftsAges(t *testing.T) {
 				dsn := testenv.Postgres(t)
 				admin := dial(t, dsn)
 				run(t, admin, "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET timezone = %L', current_database(), 'Asia/Kathmandu'); END $$")
-				check(t, newBench(t, Config{DSN: dsn}, ddl))
+				check(t, newBench(t, Config{Config: dbconn.To(dsn)}, ddl))
 			})
 			t.Run("of our connection string", func(t *testing.T) {
 				dsn := testenv.Postgres(t)
-				b := newBench(t, Config{DSN: dsn}, ddl)
-				b.store = newStore(t, Config{DSN: dsn + "&timezone=Asia/Kathmandu"})
+				b := newBench(t, Config{Config: dbconn.To(dsn)}, ddl)
+				b.store = newStore(t, Config{Config: dbconn.To(dsn + "&timezone=Asia/Kathmandu")})
 				check(t, b)
 			})
 			t.Run("of our role", func(t *testing.T) {
 				b := newBench(t, Config{}, ddl)
-				b.store = newStore(t, Config{DSN: b.role("GRANT pg_read_all_stats TO $ROLE", "GRANT SELECT ON processed_events TO $ROLE", "ALTER ROLE $ROLE SET timezone = 'Asia/Kathmandu'", "ALTER ROLE $ROLE SET datestyle = 'German'")})
+				b.store = newStore(t, Config{Config: dbconn.To(b.role("GRANT pg_read_all_stats TO $ROLE", "GRANT SELECT ON processed_events TO $ROLE", "ALTER ROLE $ROLE SET timezone = 'Asia/Kathmandu'", "ALTER ROLE $ROLE SET datestyle = 'German'"))})
 				check(t, b)
 			})
 			t.Run("configured", func(t *testing.T) {
@@ -480,7 +481,7 @@ func TestUnknownTimeZone(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{TimeZone: "Mars/Phobos"}, strings.ReplaceAll(runbookDDL, "timestamptz", "timestamp"))
 	wantError(t, b.store, "malformed", "Mars/Phobos", "postgres.time-zone", "pg_timezone_names")
-	wantError(t, newStore(t, Config{DSN: b.dsn + "&options=-c%20timezone%3DMars/Phobos"}), "malformed", "Mars/Phobos", "options of postgres.dsn")
+	wantError(t, newStore(t, Config{Config: dbconn.To(b.dsn + "&options=-c%20timezone%3DMars/Phobos")}), "malformed", "Mars/Phobos", "options of postgres.dsn")
 }
 
 // Index entries of pruned rows that an old snapshot keeps are not walked at
@@ -686,7 +687,7 @@ func TestRowSecurityIsAnError(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL, "ALTER TABLE processed_events ENABLE ROW LEVEL SECURITY", "CREATE POLICY none ON processed_events USING (false)")
 	b.insert("g", "t", 5, time.Hour)
-	s := newStore(t, Config{DSN: b.role("GRANT SELECT ON processed_events TO $ROLE")})
+	s := newStore(t, Config{Config: dbconn.To(b.role("GRANT SELECT ON processed_events TO $ROLE"))})
 	wantError(t, s, "row_security", "row-level security", "BYPASSRLS")
 }
 
@@ -696,7 +697,7 @@ func TestPlainRole(t *testing.T) {
 	b := newBench(t, Config{}, runbookDDL)
 	b.insert("g", "t", 50, time.Hour)
 	dsn := b.role(`GRANT SELECT (consumer_group, topic, partition, "offset", processed_at) ON processed_events TO $ROLE`)
-	b.store = newStore(t, Config{DSN: dsn})
+	b.store = newStore(t, Config{Config: dbconn.To(dsn)})
 	tuning := defaultTuning()
 	tuning.fine, tuning.coarse, tuning.slack, tuning.scrubRows = cells.Second/10, cells.Second, cells.Second/10, 0
 	b.store.ledger = newLedger(b.store, tuning)
@@ -735,7 +736,7 @@ func TestAgesGrowBetweenPolls(t *testing.T) {
 func TestACrashResetsStatistics(t *testing.T) {
 	t.Parallel()
 	server := testenv.PostgresServer(t, pgserver.Options{})
-	b := newBench(t, Config{DSN: server.DSN("postgres")}, runbookDDL)
+	b := newBench(t, Config{Config: dbconn.To(server.DSN("postgres"))}, runbookDDL)
 	b.insert("g", "t", 500, time.Hour)
 	b.exec("DELETE FROM processed_events WHERE event_id IN ('e1', 'e2')")
 	b.pollExact()

@@ -9,12 +9,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"oncewatch/collectors/dbconn"
 )
 
 // Config is one store: a database and the marker table in it. Its keys stand
 // below a prefix such as "postgres.".
 type Config struct {
-	DSN      string `name:"dsn" help:"Connection string, as a URL or as key=value pairs. Absent: libpq's PG* variables. sslmode, passfile and service work as in libpq."`
+	dbconn.Config `embed:""`
+
 	Preset   string `name:"preset" placeholder:"NAME" help:"Table and columns of a framework, where nothing else is set: eventuate-tram, masstransit, nservicebus, spring-modulith or wolverine."`
 	Table    string `name:"table" default:"processed_events" help:"The marker table, as written in SQL: name, schema.table, quotes where SQL needs them."`
 	Database string `name:"database" help:"Value of the label database. Default: current_database()."`
@@ -83,7 +86,7 @@ func (c Config) Validate() error {
 	if err != nil {
 		errs = append(errs, err)
 	}
-	if _, err := parseDSN(c.DSN); err != nil {
+	if err := c.Config.Validate(); err != nil {
 		errs = append(errs, err)
 	}
 	if _, err := parseName(cmp.Or(c.Table, "processed_events")); err != nil {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"oncewatch/collectors/dbconn"
 )
 
 const effectsDDL = `CREATE TABLE ledger_entries (id bigserial PRIMARY KEY, event_id text NOT NULL, amount int, created_at timestamptz NOT NULL DEFAULT now());
@@ -114,7 +116,7 @@ func TestEffectTablesThatCannotBeCompared(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL, "CREATE TABLE bare (event_id text)", "CREATE TABLE clock (event_id text, created_at timestamptz DEFAULT clock_timestamp())", "CREATE INDEX ON clock (event_id)")
 	try := func(table string) (*Divergence, error) {
-		s := newStore(t, Config{DSN: b.dsn, Effect: Effect{Table: table, EventID: "event_id", Time: "created_at", TxID: "txid"}})
+		s := newStore(t, Config{Config: dbconn.To(b.dsn), Effect: Effect{Table: table, EventID: "event_id", Time: "created_at", TxID: "txid"}})
 		snap, err := s.Divergence().Poll(t.Context())
 		if err != nil {
 			return nil, err
@@ -141,7 +143,7 @@ func TestEffectTablesThatCannotBeCompared(t *testing.T) {
 			t.Errorf("%+v is published and was not compared", r)
 		}
 	}
-	if newStore(t, Config{DSN: b.dsn}).Divergence() != nil {
+	if newStore(t, Config{Config: dbconn.To(b.dsn)}).Divergence() != nil {
 		t.Error("a source without an effect table")
 	}
 }

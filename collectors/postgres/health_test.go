@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/deploy/testenv"
 )
 
@@ -101,7 +102,7 @@ func TestWhoHoldsVacuumBack(t *testing.T) {
 		t.Error("a prepared transaction is not named")
 	}
 	run(t, holder, "ROLLBACK PREPARED '"+gid+"'")
-	s := newStore(t, Config{DSN: b.role("GRANT SELECT ON processed_events TO $ROLE")})
+	s := newStore(t, Config{Config: dbconn.To(b.role("GRANT SELECT ON processed_events TO $ROLE"))})
 	b.store = s
 	if h := b.health().Holders; len(h) != 0 {
 		t.Errorf("a role that may not see sessions says %+v", h)
@@ -126,7 +127,7 @@ func TestPartitionsIndexesAreAddedUp(t *testing.T) {
 
 func TestNothingIsLeftBehind(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	s, err := New(Config{DSN: testenv.Postgres(t)}, testLog(t), nil)
+	s, err := New(Config{Config: dbconn.To(testenv.Postgres(t))}, testLog(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"oncewatch/collectors/dbconn"
+
 	"github.com/jackc/pgx/v5"
 
 	"oncewatch/collectors/postgres/cells"
@@ -187,9 +189,9 @@ func TestUnusableColumns(t *testing.T) {
 	if len(m.problems) != 1 || m.problems[0].Kind != "malformed" || !strings.Contains(m.problems[0].Err.Error(), "postgres.column.partition") {
 		t.Errorf("problems %v, want partition of type text named", m.problems)
 	}
-	wantError(t, newStore(t, Config{DSN: b.dsn, Columns: Columns{ProcessedAt: "at"}}), "malformed", `"at"`, "timestamp", "postgres.column.processed-at")
-	wantError(t, newStore(t, Config{DSN: b.dsn, Columns: Columns{ProcessedAt: "nope"}}), "missing", `"nope"`, "consumer_group, topic", "postgres.column.processed-at")
-	m, err := pollOnce(t, newStore(t, Config{DSN: b.dsn, Columns: Columns{Topic: "subject"}}))
+	wantError(t, newStore(t, Config{Config: dbconn.To(b.dsn), Columns: Columns{ProcessedAt: "at"}}), "malformed", `"at"`, "timestamp", "postgres.column.processed-at")
+	wantError(t, newStore(t, Config{Config: dbconn.To(b.dsn), Columns: Columns{ProcessedAt: "nope"}}), "missing", `"nope"`, "consumer_group, topic", "postgres.column.processed-at")
+	m, err := pollOnce(t, newStore(t, Config{Config: dbconn.To(b.dsn), Columns: Columns{Topic: "subject"}}))
 	if err != nil || len(m.problems) == 0 || m.problems[0].Kind != "missing" {
 		t.Errorf("%v %v, want the missing topic column named", m, err)
 	}

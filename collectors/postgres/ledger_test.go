@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres/cells"
 	"oncewatch/deploy/testenv"
@@ -59,9 +60,9 @@ func testLog(t testing.TB) *slog.Logger {
 func newBench(t *testing.T, cfg Config, ddl ...string) *bench {
 	t.Helper()
 	if cfg.DSN == "" {
-		cfg.DSN = testenv.Postgres(t)
+		cfg.Config = dbconn.To(testenv.Postgres(t))
 	}
-	b := &bench{T: t, dsn: cfg.DSN, conn: dial(t, cfg.DSN)}
+	b := &bench{T: t, dsn: cfg.DSN.Reveal(), conn: dial(t, cfg.DSN.Reveal())}
 	for _, sql := range ddl {
 		b.exec(sql)
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/poll"
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
@@ -96,10 +97,10 @@ unix_socket_dir =
 func TestBehindAPoolerInTransactionMode(t *testing.T) {
 	t.Parallel()
 	server := testenv.PostgresServer(t, pgserver.Options{})
-	direct := newBench(t, Config{DSN: server.DSN("postgres")}, runbookDDL)
+	direct := newBench(t, Config{Config: dbconn.To(server.DSN("postgres"))}, runbookDDL)
 	direct.insert("g", "t", 5000, time.Hour)
 	dsn := fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", pgbouncer(t, server))
-	direct.store = newStore(t, Config{DSN: dsn})
+	direct.store = newStore(t, Config{Config: dbconn.To(dsn)})
 	health := poll.New(direct.store.TableHealth(), poll.Options{Name: "table", Interval: time.Second, Timeout: 10 * time.Second})
 
 	other := dial(t, dsn+"&default_query_exec_mode=exec")

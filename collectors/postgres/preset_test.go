@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/deploy/testenv"
 )
 
@@ -110,7 +111,7 @@ func TestPresets(t *testing.T) {
 				for _, sql := range strings.Split(f.ddl+";"+index, ";") {
 					run(t, setup, sql)
 				}
-				b := newBench(t, Config{DSN: dsn, Preset: name, Database: "app"})
+				b := newBench(t, Config{Config: dbconn.To(dsn), Preset: name, Database: "app"})
 				n := 0
 				add := func(rows int, ago time.Duration) {
 					b.exec(f.insert, rows, fmt.Sprint(ago.Seconds(), " seconds"), n)
@@ -188,7 +189,7 @@ func TestPresetsOnOtherTables(t *testing.T) {
 		`CREATE INDEX ON "InboxState" ("Delivered")`,
 		`INSERT INTO "InboxState" VALUES (gen_random_uuid(), 'c', now())`)
 	with := func(c Config) *Store {
-		c.DSN, c.Database = b.dsn, "billing"
+		c.Config, c.Database = dbconn.To(b.dsn), "billing"
 		return newStore(t, c)
 	}
 	wantError(t, with(Config{Preset: "eventuate-tram"}), "missing", "store billing", "public.received_messages", `"creation_time"`, "postgres.column.processed-at")
@@ -228,7 +229,7 @@ func TestTimesSince1970(t *testing.T) {
 			if n := b.pollExact().find("g", "").Rows; n != 20 {
 				t.Errorf("%d rows, want 20", n)
 			}
-			wantError(t, newStore(t, Config{DSN: b.dsn}), "malformed", `"processed_at" is bigint`, "postgres.time-unit")
+			wantError(t, newStore(t, Config{Config: dbconn.To(b.dsn)}), "malformed", `"processed_at" is bigint`, "postgres.time-unit")
 			if _, err := New(Config{TimeUnit: "min"}, nil, nil); err == nil || !strings.Contains(err.Error(), "postgres.time-unit") {
 				t.Errorf("error: %v", err)
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
 )
@@ -86,7 +87,7 @@ func newHistory(t *testing.T, dsn string, seed uint64, partitioned bool) *histor
 		  "offset" bigint NOT NULL, processed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (consumer_group, event_id, processed_at))
 		  PARTITION BY RANGE (processed_at); CREATE INDEX ON processed_events (processed_at)`
 	}
-	h.bench = newBench(t, Config{DSN: dsn}, ddl)
+	h.bench = newBench(t, Config{Config: dbconn.To(dsn)}, ddl)
 	if partitioned {
 		now := time.Now().Unix()
 		for at := now - 60; at < now-10; at += 10 {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/poll"
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
@@ -215,7 +216,7 @@ func cpuOf(t testing.TB, pid int) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
-func (s *scale) ledger() *Store { return newStore(s.B, Config{DSN: s.dsn("exporter")}) }
+func (s *scale) ledger() *Store { return newStore(s.B, Config{Config: dbconn.To(s.dsn("exporter"))}) }
 
 func heap() uint64 {
 	runtime.GC()
@@ -457,7 +458,7 @@ func BenchmarkScaleDropPartition(b *testing.B) {
 		run(b, admin, fmt.Sprintf(`INSERT INTO processed_events SELECT 'g' || i %% 6, '%[1]d-' || i, date_trunc('day', now()) - interval '%[1]d days' + i * interval '1 ms' FROM generate_series(1, %d) i`, d, each))
 	}
 	run(b, admin, "ANALYZE processed_events")
-	store := newStore(b, Config{DSN: dsn})
+	store := newStore(b, Config{Config: dbconn.To(dsn)})
 	for {
 		if m, err := pollBusy(b, store); err != nil {
 			b.Fatal(err)

@@ -30,9 +30,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
-	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -41,6 +39,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/poll"
 )
 
@@ -91,7 +90,7 @@ func New(cfg Config, log *slog.Logger, now func() time.Time) (*Store, error) {
 	e := &cfg.Effect
 	e.EventID, e.Time, e.TxID = cmp.Or(e.EventID, "event_id"), cmp.Or(e.Time, "created_at"), cmp.Or(e.TxID, "txid")
 	e.Window = cmp.Or(e.Window, time.Hour)
-	pc, err := parseDSN(cfg.DSN)
+	pc, err := poolConfig(cfg.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -138,12 +137,11 @@ func (s *Store) facts() facts {
 	return s.shared
 }
 
-// parseDSN reads a connection string as libpq does. Its errors never repeat
-// the string: it may hold a password.
-func parseDSN(dsn string) (*pgxpool.Config, error) {
-	pc, err := pgxpool.ParseConfig(dsn)
+// poolConfig is that of the exporter's connections to a database.
+func poolConfig(to dbconn.Config) (*pgxpool.Config, error) {
+	pc, err := to.Pool()
 	if err != nil {
-		return nil, fmt.Errorf("postgres.dsn: %s; use postgres://user@host:5432/db or host=… user=… dbname=…", dsnFault(err))
+		return nil, err
 	}
 	pc.MaxConns, pc.MinConns, pc.MinIdleConns = maxConnections, 0, 0
 	pc.MaxConnLifetime = time.Hour
@@ -160,9 +158,6 @@ func parseDSN(dsn string) (*pgxpool.Config, error) {
 	// transaction another server session.
 	cc.DefaultQueryExecMode = pgx.QueryExecModeExec
 	cc.StatementCacheCapacity, cc.DescriptionCacheCapacity = 0, 0
-	if cc.ConnectTimeout == 0 {
-		cc.ConnectTimeout = 5 * time.Second
-	}
 	// No settings of ours at start: a pooler refuses those it does not know.
 	// The zone of the session must not matter, so it is not set either.
 	for k := range cc.RuntimeParams {
@@ -182,25 +177,12 @@ func (c Config) Target() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	pc, err := parseDSN(c.DSN)
+	pc, err := c.Pool()
 	if err != nil {
 		return "", err
 	}
 	cc := pc.ConnConfig
 	return fmt.Sprintf("table %s of database %s at %s, port %d, as %s", cmp.Or(c.Table, "processed_events"), cmp.Or(cc.Database, cc.User), cc.Host, cc.Port, cc.User), nil
-}
-
-// dsnFault tells what is wrong with a connection string without a word of it.
-func dsnFault(err error) string {
-	var u *url.Error
-	var file *fs.PathError
-	switch {
-	case errors.As(err, &u):
-		return "the URL cannot be parsed (percent-encode special characters of the password)"
-	case errors.As(err, &file):
-		return "names a file that cannot be read: " + file.Error()
-	}
-	return "cannot be parsed"
 }
 
 // begin opens a transaction that can do no harm. row_security = off turns

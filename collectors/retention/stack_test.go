@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/kafkaconn"
 	"oncewatch/collectors/poll"
@@ -93,7 +94,7 @@ func newStack(t testing.TB, brokers []string, ddl string) *stack {
 	}
 	t.Cleanup(s.client.Close)
 	s.admin = kadm.NewClient(s.client)
-	s.config.DSN = s.dsn
+	s.config.Config = dbconn.To(s.dsn)
 	return s
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"oncewatch/collectors"
 	"oncewatch/collectors/config"
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/web"
 	"oncewatch/deploy/pgserver"
 	"oncewatch/reference-consumer/outbox"
@@ -114,7 +115,7 @@ func New(pg *pgserver.Server, broker Broker, database string, log *slog.Logger) 
 		return nil, err
 	}
 	e.Kafka.Brokers = broker.Brokers()
-	e.Postgres.DSN = pg.UserDSN(database, watcher, "")
+	e.Postgres.Config = dbconn.To(pg.UserDSN(database, watcher, ""))
 	e.Postgres.Retention = markerRetention
 	e.Postgres.Effect.Table = "ledger_entries"
 	e.Postgres.Effect.Group = Group

@@ -24,6 +24,7 @@ import (
 
 	"oncewatch/collectors"
 	"oncewatch/collectors/config"
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/web"
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
@@ -90,7 +91,7 @@ func TestHostileNames(t *testing.T) {
 	if err := config.Defaults(&c); err != nil {
 		t.Fatal(err)
 	}
-	c.Postgres.DSN, c.Kafka.Brokers, c.Postgres.Effect.Table = dsn, broker.ListenAddrs(), "ledger_entries"
+	c.Postgres.Config, c.Kafka.Brokers, c.Postgres.Effect.Table = dbconn.To(dsn), broker.ListenAddrs(), "ledger_entries"
 	c.Poll.Interval = 500 * time.Millisecond
 	var w web.Config
 	if err := config.Defaults(&w); err != nil {

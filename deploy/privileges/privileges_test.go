@@ -21,6 +21,7 @@ import (
 	"oncewatch/collectors"
 	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/config"
+	"oncewatch/collectors/dbconn"
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
 )
@@ -92,7 +93,7 @@ func exporter(t *testing.T, dsn string, change ...func(*collectors.Config)) *col
 	if err := config.Defaults(&c); err != nil {
 		t.Fatal(err)
 	}
-	c.Kafka.Brokers, c.Postgres.DSN, c.Postgres.Effect.Table = broker.ListenAddrs(), dsn, "ledger_entries"
+	c.Kafka.Brokers, c.Postgres.Config, c.Postgres.Effect.Table = broker.ListenAddrs(), dbconn.To(dsn), "ledger_entries"
 	for _, f := range change {
 		f(&c)
 	}

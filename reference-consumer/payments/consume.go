@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -20,6 +21,9 @@ import (
 type Config struct {
 	// DSN of the database; empty: libpq's PG* variables.
 	DSN string
+	// BeforeConnect changes where and as whom the next connection is made;
+	// nil: as the DSN says.
+	BeforeConnect func(context.Context, *pgx.ConnConfig) error
 	// Client holds the options to reach the brokers.
 	Client []kgo.Opt
 	Topic  string
@@ -60,7 +64,12 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	pool, err := open(ctx, cfg.DSN, cfg.MaxConnections, cfg.Configure)
+	pool, err := open(ctx, cfg.DSN, cfg.MaxConnections, func(pc *pgxpool.Config) {
+		pc.BeforeConnect = cfg.BeforeConnect
+		if cfg.Configure != nil {
+			cfg.Configure(pc)
+		}
+	})
 	if err != nil {
 		return err
 	}

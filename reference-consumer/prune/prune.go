@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"time"
 
+	"oncewatch/reference-consumer/schema"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,6 +22,9 @@ type Config struct {
 	// DSN of the database; empty: libpq's PG* variables. The connection must
 	// be a session of its own (not through pgbouncer in transaction mode).
 	DSN string
+	// BeforeConnect changes where and as whom the next connection is made;
+	// nil: as the DSN says.
+	BeforeConnect func(context.Context, *pgx.ConnConfig) error
 	// Client holds the options to reach the brokers, whose topics' retention
 	// limits ours.
 	Client []kgo.Opt
@@ -130,9 +135,9 @@ type pruner struct {
 
 // cycle is one run: check, then delete batches or drop partitions.
 func (p *pruner) cycle(ctx context.Context) error {
-	conn, err := pgx.Connect(ctx, p.cfg.DSN)
+	conn, err := schema.Connect(ctx, p.cfg.DSN, p.cfg.BeforeConnect)
 	if err != nil {
-		return fmt.Errorf("connect to PostgreSQL: %w", err)
+		return err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)

@@ -38,6 +38,9 @@ type Options struct {
 	// Now is the clock; default time.Now.
 	Now func() time.Time
 	Log *slog.Logger
+	// BeforeConnect changes where and as whom the next connection is made;
+	// nil: as the DSN says.
+	BeforeConnect func(context.Context, *pgx.ConnConfig) error
 }
 
 // ErrNotPartitioned says that an existing flat table cannot become partitioned
@@ -53,6 +56,25 @@ func Version() int {
 	return all[len(all)-1].version
 }
 
+// Connect opens one connection. before may change where and as whom; nil: as
+// the DSN says.
+func Connect(ctx context.Context, dsn string, before func(context.Context, *pgx.ConnConfig) error) (*pgx.Conn, error) {
+	cc, err := pgx.ParseConfig(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("--postgres.dsn: %w", err)
+	}
+	if before != nil {
+		if err := before(ctx, cc); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, cc)
+	if err != nil {
+		return nil, fmt.Errorf("connect to PostgreSQL: %w", err)
+	}
+	return conn, nil
+}
+
 // Migrate brings the database to Version. It is safe to run concurrently and
 // repeatedly; each migration is one transaction.
 func Migrate(ctx context.Context, dsn string, o Options) error {
@@ -63,9 +85,9 @@ func Migrate(ctx context.Context, dsn string, o Options) error {
 	if err != nil {
 		return err
 	}
-	conn, err := pgx.Connect(ctx, dsn)
+	conn, err := Connect(ctx, dsn, o.BeforeConnect)
 	if err != nil {
-		return fmt.Errorf("connect to PostgreSQL: %w", err)
+		return err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {

@@ -1,0 +1,71 @@
+package dbconn
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func write(t *testing.T, path, text string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFilesAreReadForEveryConnection(t *testing.T) {
+	dir := t.TempDir()
+	password, dsn, pass := filepath.Join(dir, "password"), filepath.Join(dir, "dsn"), filepath.Join(dir, "pgpass")
+	for name, c := range map[string]Config{
+		"password-file":                 {DSN: "postgres://u@h/d", PasswordFile: password},
+		"password-file over a password": {DSN: "postgres://u:old@h/d", PasswordFile: password},
+		"dsn-file":                      {DSNFile: dsn},
+		"passfile":                      To("host=h user=u dbname=d passfile=" + pass),
+	} {
+		rewrite := func(secret string) {
+			write(t, password, secret+"\n")
+			write(t, dsn, "postgres://u:"+secret+"@h/d?application_name=other\n")
+			write(t, pass, "h:5432:d:u:"+secret+"\n")
+		}
+		rewrite("first")
+		pc, err := c.Pool()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		pc.ConnConfig.RuntimeParams["application_name"] = "mine"
+		if pc.ConnConfig.Password != "first" {
+			t.Errorf("%s: %q at first", name, pc.ConnConfig.Password)
+		}
+		rewrite("second")
+		next := pc.ConnConfig.Copy()
+		if err := pc.BeforeConnect(t.Context(), next); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if next.Password != "second" {
+			t.Errorf("%s: %q after it was rewritten", name, next.Password)
+		}
+		if next.RuntimeParams["application_name"] != "mine" {
+			t.Errorf("%s: what the program set is lost: %v", name, next.RuntimeParams)
+		}
+	}
+}
+
+func TestMistakesNameTheKeyAndTheRemedy(t *testing.T) {
+	dir := t.TempDir()
+	empty, bad := write(t, filepath.Join(dir, "empty"), "\n"), write(t, filepath.Join(dir, "bad"), "postgres://u:hunter2%zz@h/d")
+	for want, c := range map[string]Config{
+		"remove one":                        {DSN: "host=h", DSNFile: empty},
+		"postgres.dsn-file: " + empty:       {DSNFile: empty},
+		"postgres.dsn-file: the URL":        {DSNFile: bad},
+		"postgres.dsn: the URL":             To("postgres://u:hunter2%zz@h/d"),
+		"postgres.dsn: names a file":        To("host=h sslmode=verify-full sslrootcert=/nowhere/root.crt"),
+		"postgres.password-file: open /now": {PasswordFile: "/nowhere/password"},
+	} {
+		err := c.Validate()
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
