@@ -51,8 +51,8 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 			e.Close()
 		}
 	}()
-	add := func(name string, s poll.Source) *poll.Poller {
-		p := poll.New(s, poll.Options{Name: name, Interval: c.Poll.Interval, Timeout: c.Poll.Timeout, Now: now, Log: log, Published: e.published})
+	add := func(id poll.ID, s poll.Source) *poll.Poller {
+		p := poll.New(s, poll.Options{ID: id, Interval: c.Poll.Interval, Timeout: c.Poll.Timeout, Now: now, Log: log, Published: e.published})
 		e.Pollers = append(e.Pollers, p)
 		return p
 	}
@@ -61,8 +61,8 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 	if e.kafka, err = kafka.New(c.Kafka, log, now); err != nil {
 		return nil, err
 	}
-	e.groups = add("groups", e.kafka.Groups())
-	e.topics = add("topics", e.kafka.Topics())
+	e.groups = add(poll.ID{Subject: poll.Groups}, e.kafka.Groups())
+	e.topics = add(poll.ID{Subject: poll.Topics}, e.kafka.Topics())
 	stores := c.stores()
 	names := &labels{owner: map[string]int{}}
 	for i, sc := range stores {
@@ -74,16 +74,15 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		if err != nil {
 			return nil, err
 		}
-		suffix := ""
+		s := store{Store: ps}
 		if len(stores) > 1 {
-			suffix = ":" + title
+			s.title = title
 		}
 		own := func(s poll.Source) poll.Source { return ownSeries{s, names, i, ps.Config()} }
-		s := store{Store: ps}
-		s.markers = add("markers"+suffix, own(ps.Markers()))
-		s.table = add("table"+suffix, own(ps.TableHealth()))
+		s.markers = add(poll.ID{Subject: poll.Markers, Store: s.title}, own(ps.Markers()))
+		s.table = add(poll.ID{Subject: poll.Table, Store: s.title}, own(ps.TableHealth()))
 		if sc.Effect.Table != "" {
-			s.divergence = add("divergence"+suffix, own(ps.Divergence()))
+			s.divergence = add(poll.ID{Subject: poll.Divergence, Store: s.title}, own(ps.Divergence()))
 		}
 		e.stores = append(e.stores, s)
 	}
@@ -91,13 +90,13 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 	for i := range e.stores {
 		markers[i] = newest[*postgres.Markers](e.stores[i].markers)
 	}
-	e.compared = add("retention", &afterOthers{e, retention.New(retention.Options{
+	e.compared = add(poll.ID{Subject: poll.Retention}, &afterOthers{e, retention.New(retention.Options{
 		Markers: markers, Topics: newest[*kafka.Topics](e.topics), Groups: newest[*kafka.Groups](e.groups),
 		Offsets: e.kafka, ByTopic: c.Kafka.Granularity == kafka.ByTopic, Now: now,
 	})})
 	if len(c.Consumer.MetricsURL) > 0 {
 		e.consumer = consumer.New(c.Consumer, now)
-		e.consumed = add("consumers", e.consumer)
+		e.consumed = add(poll.ID{Subject: poll.Consumers}, e.consumer)
 	}
 	return e, nil
 }
@@ -152,8 +151,11 @@ func (e *Exporter) Facts() checklist.Facts {
 	f.Retention, _ = latest[*retention.Snapshot](e.compared)
 	f.Consumers, _ = latest[*consumer.Snapshot](e.consumed)
 	for _, s := range e.stores {
-		one := checklist.Store{Effect: s.Config().Effect.Table}
+		one := checklist.Store{Source: s.title, Effect: s.Config().Effect.Table}
 		one.Name = cmp.Or(s.Config().Database, s.Config().Table)
+		if s.title != "" && s.Config().Database == "" { // the tables of several may be named alike
+			one.Name = fmt.Sprintf("store %s (%s)", s.title, one.Name)
+		}
 		one.Markers, _ = latest[*postgres.Markers](s.markers)
 		one.Health, _ = latest[*postgres.TableHealth](s.table)
 		one.Divergence, _ = latest[*postgres.Divergence](s.divergence)

@@ -2,6 +2,7 @@ package collectors_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"oncewatch/collectors"
+	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/config"
 	"oncewatch/collectors/postgres"
 	"oncewatch/deploy/testenv"
@@ -100,7 +102,7 @@ func markerTable(t *testing.T, dsn, name string) {
 	}
 }
 
-// case P16, P24: the same group and topic in two databases are two series; a
+// The same group and topic in two databases are two series; a
 // store that is away, or mapped to a column that is not there, costs only its
 // own.
 func TestManyStores(t *testing.T) {
@@ -123,13 +125,30 @@ stores:
 	has(t, page, `oncewatch_collector_success{collector="markers:away"} 0`)
 	has(t, page, `oncewatch_errors_total{collector="markers:odd",kind="missing"} 1`)
 	for _, s := range e.Facts().Sources {
-		if s.Collector == "markers:odd" && (s.Err == nil || !strings.Contains(s.Err.Error(), `"handled_at"`) || !strings.Contains(s.Err.Error(), "postgres.column.processed-at")) {
+		if s.ID.String() == "markers:odd" && (s.Err == nil || !strings.Contains(s.Err.Error(), `"handled_at"`) || !strings.Contains(s.Err.Error(), "postgres.column.processed-at")) {
 			t.Errorf("the error names neither column nor remedy: %v", s.Err)
 		}
 	}
 }
 
-// case P16: two stores that would produce the same series: the second says so,
+// Of two databases that cannot be reached each line tells its own cause.
+func TestUnreachableStoresTellTheirCauses(t *testing.T) {
+	c := defaults(t)
+	c.Stores = stores(t, `
+stores:
+  - {dsn: "postgres://u@127.0.0.1:1/x?sslmode=disable"}
+  - {dsn: "postgres://u@127.0.0.1:2/x?sslmode=disable"}
+`)
+	_, e := scrape(t, c)
+	lines := checklist.Evaluate(e.Facts())
+	for i, want := range []string{"127.0.0.1:1", "127.0.0.1:2"} {
+		if l := lines[i]; l.Rule != "markers" || !strings.Contains(l.Remedy, want) || l.Database != fmt.Sprintf("store %d (processed_events)", i+1) {
+			t.Errorf("store %d: %+v", i+1, l)
+		}
+	}
+}
+
+// Two stores that would produce the same series: the second says so,
 // the first goes on.
 func TestClashingStores(t *testing.T) {
 	dsn := testenv.Postgres(t)

@@ -13,6 +13,7 @@ import (
 // store is one database's pollers.
 type store struct {
 	*postgres.Store
+	title                      string // in the sources' IDs; empty where it is the only one
 	markers, table, divergence *poll.Poller
 }
 

@@ -212,13 +212,13 @@ func TestFaults(t *testing.T) {
 
 func TestSourcesAway(t *testing.T) {
 	f := checklist.Facts{Now: now, Thresholds: alerts.Defaults(), Stores: []checklist.Store{{Name: "db"}},
-		Sources: []poll.Status{{Collector: "markers", Err: errors.New("connection refused"), Stale: true}}}
+		Sources: []poll.Status{{ID: poll.ID{Subject: "markers"}, Err: errors.New("connection refused"), Stale: true}}}
 	r := checklist.NewReport(f)
 	if r.Whole() || r.Verdict != checklist.Unknown || r.Unread[0].Error != "connection refused" {
 		t.Errorf("%+v", r)
 	}
 	// A source that hung until the end was not read either.
-	f.Sources = []poll.Status{{Collector: "topics", Stale: true}}
+	f.Sources = []poll.Status{{ID: poll.ID{Subject: "topics"}, Stale: true}}
 	if r := checklist.NewReport(f); r.Whole() || r.Unread[0].Source != "topics" {
 		t.Errorf("%+v", r)
 	}
@@ -229,6 +229,40 @@ func TestSourcesAway(t *testing.T) {
 		if l.Verdict == checklist.Violated {
 			t.Errorf("%s is violated for want of Kafka: %s", rule, l.Meaning)
 		}
+	}
+}
+
+// With several stores each says what keeps it itself from being read.
+func TestEachStoresOwnCause(t *testing.T) {
+	f := checklist.Facts{Now: now, Thresholds: alerts.Defaults(),
+		Stores: []checklist.Store{{Name: "orders", Source: "orders"}, {Name: "store 2 (inbox)", Source: "2"}, {Name: "waits", Source: "waits"}},
+		Sources: []poll.Status{
+			{ID: poll.ID{Subject: poll.Table, Store: "orders"}, Err: errors.New("another subject")},
+			{ID: poll.ID{Subject: poll.Markers, Store: "orders"}, Err: errors.New("connection refused")},
+			{ID: poll.ID{Subject: poll.Markers, Store: "2"}, Err: errors.New("password authentication failed")},
+			{ID: poll.ID{Subject: poll.Markers, Store: "waits"}},
+		}}
+	want := map[string]string{
+		"orders":          "See to the source markers:orders: connection refused",
+		"store 2 (inbox)": "See to the source markers:2: password authentication failed",
+		"waits":           "Wait for the source markers:waits: it has not answered yet.",
+	}
+	for _, l := range checklist.Evaluate(f) {
+		if l.Rule == "markers" && l.Remedy != want[l.Database] {
+			t.Errorf("%s: %q, want %q", l.Database, l.Remedy, want[l.Database])
+		}
+		delete(want, l.Database)
+	}
+	if len(want) > 0 {
+		t.Errorf("nothing is said of %v", want)
+	}
+	// A topic that alone could not be read says so where it is missed.
+	w := healthy()
+	w.topic.Retention.OK = false
+	w.Sources = []poll.Status{{ID: poll.ID{Subject: poll.Topics}, LastSuccess: now, Problems: []poll.Problem{
+		{Kind: "denied", Entity: "topic other", Err: errors.New("no")}, {Kind: "denied", Entity: "topic payments", Err: errors.New("TOPIC_AUTHORIZATION_FAILED")}}}}
+	if l := w.lines()["retention-ratio"]; !strings.Contains(l.Remedy, "TOPIC_AUTHORIZATION_FAILED") {
+		t.Errorf("%+v", l)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/span"
 )
 
@@ -60,7 +61,7 @@ func (s subject) untold(l Line, because string) Line {
 		l.Remedy = "Name the consumers' own metrics with --consumer.metrics-url, or rely on the alert rules."
 	case s.facts.Consumers == nil:
 		l.Meaning = "None of the consumers' metrics could be read."
-		l.Remedy = s.facts.why("consumers")
+		l.Remedy = s.facts.why(poll.ID{Subject: poll.Consumers}, "")
 	default:
 		l.Meaning = "The consumers that were read export nothing for this group and topic."
 		l.Remedy = "Check --consumer.metrics-url, and that the consumer exports the metrics of the checklist."

@@ -3,6 +3,7 @@ package checklist
 import (
 	"fmt"
 
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/span"
 )
@@ -21,7 +22,7 @@ func divergence(s subject) Line {
 	case d == nil:
 		l.Verdict = Unknown
 		l.Meaning = "Markers and effects could not be compared."
-		l.Remedy = s.facts.why("divergence")
+		l.Remedy = s.facts.why(s.store.of(poll.Divergence), "")
 		return l
 	}
 	var n int64

@@ -3,6 +3,8 @@ package checklist
 import (
 	"fmt"
 	"slices"
+
+	"oncewatch/collectors/poll"
 )
 
 // The lines, in the order of the checklist. A new one is a function in a file
@@ -25,7 +27,7 @@ func Evaluate(f Facts) []Line {
 			lines = append(lines, Line{
 				Rule: "markers", Title: "Can the marker table be read?", Database: s.Name, Verdict: Unknown,
 				Meaning: "The marker table could not be read, so nothing of it is judged.",
-				Remedy:  f.why("markers"),
+				Remedy:  f.why(s.of(poll.Markers), ""),
 			})
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/retention"
 	"oncewatch/collectors/span"
 )
@@ -16,7 +17,7 @@ func exposed(s subject) Line {
 	if r == nil {
 		l.Verdict = Unknown
 		l.Meaning = "Markers and broker could not be compared for this group: it has no commits on the topic, or one of the two could not be read."
-		l.Remedy = s.facts.why("retention")
+		l.Remedy = s.facts.why(poll.ID{Subject: poll.Retention}, "")
 		return l
 	}
 	var unseen int64

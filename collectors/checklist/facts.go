@@ -48,7 +48,9 @@ func (f Filter) String() string {
 // Store is one marker table.
 type Store struct {
 	// Name is the label database, as far as it is known.
-	Name       string
+	Name string
+	// Source tells its sources from those of other stores.
+	Source     string
 	Markers    *postgres.Markers
 	Health     *postgres.TableHealth
 	Divergence *postgres.Divergence
@@ -126,15 +128,30 @@ func (f Facts) subjects(s Store) []subject {
 	return out
 }
 
-// why says why a collector has nothing, for a remedy.
-func (f Facts) why(collector string) string {
+// why says why a source has nothing of an entity, for a remedy. An empty
+// entity is all of it.
+func (f Facts) why(id poll.ID, entity string) string {
 	for _, s := range f.Sources {
-		if s.Collector == collector && s.Err != nil {
-			return s.Err.Error()
+		if s.ID != id {
+			continue
+		}
+		if s.Err != nil {
+			return fmt.Sprintf("See to the source %s: %v", id, s.Err)
+		}
+		for _, p := range s.Problems {
+			if entity != "" && p.Entity == entity && p.Err != nil {
+				return fmt.Sprintf("See to %s: %v", entity, p.Err)
+			}
+		}
+		if s.LastSuccess.IsZero() {
+			return fmt.Sprintf("Wait for the source %s: it has not answered yet.", id)
 		}
 	}
-	return "It has not answered: see the sources."
+	return fmt.Sprintf("Look again after the next poll of the source %s.", id)
 }
+
+// of is the store's source of a subject.
+func (s Store) of(subject poll.Subject) poll.ID { return poll.ID{Subject: subject, Store: s.Source} }
 
 // unmatched are the filters that let nothing in: most likely a slip of the
 // pen, and then nothing was audited.

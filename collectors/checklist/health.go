@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/span"
 )
 
@@ -25,7 +26,7 @@ func health(s Store, f Facts) []Line {
 	if h == nil {
 		return []Line{{
 			Rule: "table-health", Title: "Is the table in good health?", Verdict: Unknown,
-			Meaning: "Sizes, dead rows and vacuum could not be read.", Remedy: f.why("table"),
+			Meaning: "Sizes, dead rows and vacuum could not be read.", Remedy: f.why(s.of(poll.Table), ""),
 		}}
 	}
 	return []Line{horizon(s), indexes(s), deadRows(s, f), autovacuum(s, f)}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/span"
 )
 
@@ -13,7 +14,7 @@ func lost(s subject) Line {
 	l := Line{Rule: "records-lost", Title: "Has any event been lost?", Threshold: "none"}
 	if s.commits == nil {
 		l.Verdict, l.Meaning = Unknown, "The group's commits on this topic could not be read, or there are none."
-		l.Remedy = s.facts.why("groups")
+		l.Remedy = s.facts.why(poll.ID{Subject: poll.Groups}, "group "+s.group)
 		return l
 	}
 	var n int64
@@ -57,7 +58,7 @@ func lost(s subject) Line {
 		l.Remedy = "Find the missing sequence numbers at the producer and publish them again."
 	case !known:
 		l.Verdict, l.Meaning = Unknown, "The topic's log could not be read."
-		l.Remedy = s.facts.why("topics")
+		l.Remedy = s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)
 	default:
 		l.Verdict, l.Meaning = OK, "The group has lost nothing that the broker or the producers can tell."
 		if s.consumed == nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/span"
 )
 
@@ -14,7 +15,7 @@ func ratio(s subject) Line {
 	if s.log == nil || !s.log.Retention.OK {
 		l.Verdict = Unknown
 		l.Meaning = "The topic's retention is not known, so there is nothing to compare the markers' age with."
-		l.Remedy = "Grant DESCRIBE_CONFIGS on the topic, or see the sources."
+		l.Remedy = "Grant DESCRIBE_CONFIGS on the topic. " + s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)
 		if s.log == nil && s.topic != "" && s.facts.Topics != nil {
 			l.Meaning = "The topic is not watched: --kafka.topic or --kafka.topic-exclude leaves it out, or it does not exist."
 			l.Remedy = "Check these expressions; they are anchored at both ends."

@@ -45,12 +45,12 @@ func NewReport(f Facts) Report {
 	for _, s := range f.Sources {
 		switch {
 		case s.Err != nil:
-			r.Unread = append(r.Unread, Unread{Source: s.Collector, Error: s.Err.Error()})
+			r.Unread = append(r.Unread, Unread{Source: s.ID.String(), Error: s.Err.Error()})
 		case s.LastSuccess.IsZero():
-			r.Unread = append(r.Unread, Unread{Source: s.Collector, Error: "it did not answer before the audit ended"})
+			r.Unread = append(r.Unread, Unread{Source: s.ID.String(), Error: "it did not answer before the audit ended"})
 		}
 		for _, p := range s.Problems {
-			r.Unread = append(r.Unread, Unread{Source: s.Collector, Entity: p.Entity, Error: p.Err.Error()})
+			r.Unread = append(r.Unread, Unread{Source: s.ID.String(), Entity: p.Entity, Error: p.Err.Error()})
 		}
 	}
 	return r

@@ -106,7 +106,7 @@ func newRig(t testing.TB, source *seen) *rig {
 	t.Helper()
 	r := &rig{source: source}
 	r.set(start.Add(time.Hour))
-	r.poller = poll.New(source, poll.Options{Name: "some", Interval: 15 * time.Second, Timeout: time.Second, Now: r.clock})
+	r.poller = poll.New(source, poll.Options{ID: poll.ID{Subject: "some"}, Interval: 15 * time.Second, Timeout: time.Second, Now: r.clock})
 	r.pollers = poll.Set{r.poller}
 	own := prometheus.NewRegistry()
 	own.MustRegister(poll.Own(r.pollers))
@@ -305,7 +305,7 @@ func (s *twice) Collect(_ time.Time, ch chan<- prometheus.Metric) {
 // neither the page nor the other series, and is counted.
 func TestOneBadSeriesDoesNotCostThePage(t *testing.T) {
 	for name, source := range map[string]poll.Source{"twice": &twice{}, "panic": &seen{n: 1, names: hostile, add: 7, panic: true}} {
-		p := poll.New(source, poll.Options{Name: name, Interval: time.Minute, Timeout: time.Minute})
+		p := poll.New(source, poll.Options{ID: poll.ID{Subject: poll.Subject(name)}, Interval: time.Minute, Timeout: time.Minute})
 		if err := p.Once(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -100,7 +100,7 @@ func watch(t testing.TB, brokers []string, change ...func(*kafka.Config)) *bundl
 	b.client = client
 	t.Cleanup(client.Close)
 	options := func(name string) poll.Options {
-		return poll.Options{Name: name, Interval: interval, Timeout: 10 * time.Second, Now: b.clock.now, Log: log}
+		return poll.Options{ID: poll.ID{Subject: poll.Subject(name)}, Interval: interval, Timeout: 10 * time.Second, Now: b.clock.now, Log: log}
 	}
 	b.topics = poll.New(client.Topics(), options("topics"))
 	b.groups = poll.New(client.Groups(), options("groups"))
@@ -121,7 +121,7 @@ func (b *bundle) mustPoll() {
 	b.poll()
 	for _, p := range []*poll.Poller{b.topics, b.groups} {
 		if s := p.Status(); s.Err != nil {
-			b.t.Fatalf("%s: %v", s.Collector, s.Err)
+			b.t.Fatalf("%s: %v", s.ID.String(), s.Err)
 		}
 	}
 }

@@ -73,10 +73,39 @@ func Kind(err error) string {
 	return "failed"
 }
 
+// Subject is what a source is about.
+type Subject string
+
+// The exporter's subjects.
+const (
+	Groups     Subject = "groups"
+	Topics     Subject = "topics"
+	Markers    Subject = "markers"
+	Table      Subject = "table"
+	Divergence Subject = "divergence"
+	Retention  Subject = "retention"
+	Consumers  Subject = "consumers"
+)
+
+// ID tells a source from the others.
+type ID struct {
+	Subject Subject
+	// Store is which of several databases it is about; empty where there is
+	// one, or none.
+	Store string
+}
+
+// String is the value of the label collector.
+func (id ID) String() string {
+	if id.Store == "" {
+		return string(id.Subject)
+	}
+	return string(id.Subject) + ":" + id.Store
+}
+
 // Options of a Poller.
 type Options struct {
-	// Name is the label collector.
-	Name string
+	ID ID
 	// Interval between the starts of two polls.
 	Interval time.Duration
 	// Timeout of one poll.
@@ -92,6 +121,7 @@ type Options struct {
 // Poller polls one source.
 type Poller struct {
 	o      Options
+	name   string // of the ID
 	source Source
 
 	tried, succeeded chan struct{} // closed when the first poll has ended, has succeeded
@@ -115,7 +145,7 @@ func New(source Source, o Options) *Poller {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Poller{o: o, source: source, tried: make(chan struct{}), succeeded: make(chan struct{}), errors: map[string]float64{}, reported: map[string]string{}}
+	return &Poller{o: o, name: o.ID.String(), source: source, tried: make(chan struct{}), succeeded: make(chan struct{}), errors: map[string]float64{}, reported: map[string]string{}}
 }
 
 // Run polls until the context ends, first at once.
@@ -143,7 +173,7 @@ func (p *Poller) Once(ctx context.Context) error {
 	}
 	var problems []Problem
 	if err != nil {
-		problems = []Problem{{Kind: Kind(err), Entity: p.o.Name, Err: err}}
+		problems = []Problem{{Kind: Kind(err), Entity: p.name, Err: err}}
 	} else {
 		problems = snapshot.Problems()
 	}
@@ -177,12 +207,12 @@ func (p *Poller) Once(ctx context.Context) error {
 func (p *Poller) poll(ctx context.Context) (s Snapshot, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			s, err = nil, &KindError{Kind: "malformed", Err: fmt.Errorf("%s: the answer could not be read: %v", p.o.Name, r)}
+			s, err = nil, &KindError{Kind: "malformed", Err: fmt.Errorf("%s: the answer could not be read: %v", p.name, r)}
 		}
 	}()
 	s, err = p.source.Poll(ctx)
 	if err == nil && s == nil {
-		err = fmt.Errorf("%s: the poll returned nothing", p.o.Name)
+		err = fmt.Errorf("%s: the poll returned nothing", p.name)
 	}
 	return s, err
 }
@@ -197,19 +227,19 @@ func (p *Poller) report(problems []Problem) {
 			continue
 		}
 		p.reported[pr.Entity] = pr.Kind
-		p.o.Log.Warn("cannot read", "collector", p.o.Name, "entity", pr.Entity, "kind", pr.Kind, "err", pr.Err)
+		p.o.Log.Warn("cannot read", "collector", p.name, "entity", pr.Entity, "kind", pr.Kind, "err", pr.Err)
 	}
 	for entity := range p.reported {
 		if !seen[entity] {
 			delete(p.reported, entity)
-			p.o.Log.Info("can read again", "collector", p.o.Name, "entity", entity)
+			p.o.Log.Info("can read again", "collector", p.name, "entity", entity)
 		}
 	}
 }
 
 // Status is what a poller knows of its source.
 type Status struct {
-	Collector   string
+	ID          ID
 	Interval    time.Duration
 	LastSuccess time.Time // zero: never
 	// Err is why the newest poll failed; nil where it succeeded or none ended.
@@ -222,7 +252,7 @@ type Status struct {
 func (p *Poller) Status() Status {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	s := Status{Collector: p.o.Name, Interval: p.o.Interval, LastSuccess: p.lastSuccess, Err: p.lastErr, Stale: p.stale(p.o.Now())}
+	s := Status{ID: p.o.ID, Interval: p.o.Interval, LastSuccess: p.lastSuccess, Err: p.lastErr, Stale: p.stale(p.o.Now())}
 	if p.snapshot != nil && !s.Stale {
 		s.Problems = p.snapshot.Problems()
 	}

@@ -95,7 +95,7 @@ func TestSnapshotAgesAndIsWithheld(t *testing.T) {
 	var failure error
 	p := poll.New(source(func(context.Context) (poll.Snapshot, error) {
 		return ages{at: c.Now(), of: map[string]time.Duration{"a": 10 * time.Second}}, failure
-	}), poll.Options{Name: "ages", Interval: 15 * time.Second, Timeout: time.Second, Now: c.Now})
+	}), poll.Options{ID: poll.ID{Subject: "ages"}, Interval: 15 * time.Second, Timeout: time.Second, Now: c.Now})
 	set := poll.Set{p}
 
 	if got := page(t, set, "age_seconds", "oncewatch_collector_success", "oncewatch_collector_last_success_timestamp_seconds"); got !=
@@ -157,11 +157,11 @@ func TestHungSourceDoesNotHoldTheScrape(t *testing.T) {
 		close(entered)
 		<-release
 		return nil, context.DeadlineExceeded
-	}), poll.Options{Name: "hung", Interval: time.Hour, Timeout: time.Hour})
+	}), poll.Options{ID: poll.ID{Subject: "hung"}, Interval: time.Hour, Timeout: time.Hour})
 	c := newClock()
 	fine := poll.New(source(func(context.Context) (poll.Snapshot, error) {
 		return ages{at: c.Now(), of: map[string]time.Duration{"b": 0}}, nil
-	}), poll.Options{Name: "fine", Interval: time.Hour, Timeout: time.Hour, Now: c.Now})
+	}), poll.Options{ID: poll.ID{Subject: "fine"}, Interval: time.Hour, Timeout: time.Hour, Now: c.Now})
 	done := make(chan error)
 	go func() { done <- hung.Once(context.Background()) }()
 	<-entered
@@ -184,7 +184,7 @@ func TestProblemsAreLoggedOnce(t *testing.T) {
 	c := newClock()
 	p := poll.New(source(func(context.Context) (poll.Snapshot, error) {
 		return ages{at: c.Now(), problems: problems}, nil
-	}), poll.Options{Name: "x", Interval: time.Second, Timeout: time.Second, Now: c.Now, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	}), poll.Options{ID: poll.ID{Subject: "x"}, Interval: time.Second, Timeout: time.Second, Now: c.Now, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	for range 5 {
 		if err := p.Once(context.Background()); err != nil {
 			t.Fatal(err)
@@ -206,7 +206,7 @@ func TestProblemsAreLoggedOnce(t *testing.T) {
 
 func TestPanicIsTheSourcesError(t *testing.T) {
 	p := poll.New(source(func(context.Context) (poll.Snapshot, error) { panic("index out of range") }),
-		poll.Options{Name: "x", Interval: time.Second, Timeout: time.Second})
+		poll.Options{ID: poll.ID{Subject: "x"}, Interval: time.Second, Timeout: time.Second})
 	if err := p.Once(context.Background()); poll.Kind(err) != "malformed" {
 		t.Errorf("error %v", err)
 	}
@@ -217,7 +217,7 @@ func TestShutdownIsNoFailure(t *testing.T) {
 	p := poll.New(source(func(ctx context.Context) (poll.Snapshot, error) {
 		cancel()
 		return nil, ctx.Err()
-	}), poll.Options{Name: "x", Interval: time.Second, Timeout: time.Second})
+	}), poll.Options{ID: poll.ID{Subject: "x"}, Interval: time.Second, Timeout: time.Second})
 	p.Run(ctx) // ends
 	if got := testutil.CollectAndCount(poll.Set{p}, "oncewatch_errors_total"); got != 0 {
 		t.Errorf("%d error series", got)
@@ -228,7 +228,7 @@ func TestShutdownIsNoFailure(t *testing.T) {
 func TestSamplesFromOutsideAreMended(t *testing.T) {
 	c := newClock()
 	p := poll.New(source(func(context.Context) (poll.Snapshot, error) { return hostile{}, nil }),
-		poll.Options{Name: "x", Interval: time.Second, Timeout: time.Second, Now: c.Now})
+		poll.Options{ID: poll.ID{Subject: "x"}, Interval: time.Second, Timeout: time.Second, Now: c.Now})
 	if err := p.Once(context.Background()); err != nil {
 		t.Fatal(err)
 	}

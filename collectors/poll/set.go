@@ -110,13 +110,13 @@ func (p *Poller) collectOwn(ch chan<- prometheus.Metric) {
 	if !p.lastSuccess.IsZero() {
 		last = float64(p.lastSuccess.UnixNano()) / 1e9
 	}
-	Gauge(ch, successDesc, success, p.o.Name)
-	Gauge(ch, lastSuccessDesc, last, p.o.Name)
-	Gauge(ch, intervalDesc, p.o.Interval.Seconds(), p.o.Name)
+	Gauge(ch, successDesc, success, p.name)
+	Gauge(ch, lastSuccessDesc, last, p.name)
+	Gauge(ch, intervalDesc, p.o.Interval.Seconds(), p.name)
 	if !p.ended.IsZero() {
-		Gauge(ch, durationDesc, p.ended.Sub(p.started).Seconds(), p.o.Name)
+		Gauge(ch, durationDesc, p.ended.Sub(p.started).Seconds(), p.name)
 	}
 	for kind, n := range p.errors {
-		Counter(ch, errorsDesc, n, p.o.Name, kind)
+		Counter(ch, errorsDesc, n, p.name, kind)
 	}
 }

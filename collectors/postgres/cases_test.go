@@ -124,7 +124,7 @@ func TestWithheldAfterTheQueryBroke(t *testing.T) {
 	b.insert("g", "t", 3, time.Hour)
 	s := newStore(t, Config{Database: "db", Config: dbconn.To(b.role("GRANT SELECT ON processed_events TO $ROLE", "GRANT pg_read_all_stats TO $ROLE"))})
 	now := time.Now()
-	p := poll.New(s.Markers(), poll.Options{Name: "markers", Interval: 15 * time.Second, Timeout: 10 * time.Second, Now: func() time.Time { return now }})
+	p := poll.New(s.Markers(), poll.Options{ID: poll.ID{Subject: "markers"}, Interval: 15 * time.Second, Timeout: 10 * time.Second, Now: func() time.Time { return now }})
 	if err := p.Once(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func TestSecretsAreNeverPrinted(t *testing.T) {
 			s, err := New(Config{Config: dbconn.To(dsn)}, log, nil)
 			if err == nil {
 				t.Cleanup(s.Close)
-				p := poll.New(s.Markers(), poll.Options{Name: "markers", Interval: time.Second, Timeout: 5 * time.Second, Log: log})
+				p := poll.New(s.Markers(), poll.Options{ID: poll.ID{Subject: "markers"}, Interval: time.Second, Timeout: 5 * time.Second, Log: log})
 				err = p.Once(t.Context())
 			}
 			if err == nil {
@@ -599,7 +599,7 @@ func TestAFailedPollChangesNothing(t *testing.T) {
 	for n := range 10 {
 		b.insert(fmt.Sprintf("g%d", n), "t", 1, time.Hour)
 	}
-	p := poll.New(b.store.Markers(), poll.Options{Name: "markers", Interval: time.Hour, Timeout: 10 * time.Second})
+	p := poll.New(b.store.Markers(), poll.Options{ID: poll.ID{Subject: "markers"}, Interval: time.Hour, Timeout: 10 * time.Second})
 	if err := p.Once(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -622,8 +622,8 @@ func TestALockedTable(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)
 	b.insert("g", "t", 50, time.Hour)
-	markers := poll.New(b.store.Markers(), poll.Options{Name: "markers", Interval: time.Minute, Timeout: 10 * time.Second})
-	health := poll.New(b.store.TableHealth(), poll.Options{Name: "table", Interval: time.Minute, Timeout: 10 * time.Second})
+	markers := poll.New(b.store.Markers(), poll.Options{ID: poll.ID{Subject: "markers"}, Interval: time.Minute, Timeout: 10 * time.Second})
+	health := poll.New(b.store.TableHealth(), poll.Options{ID: poll.ID{Subject: "table"}, Interval: time.Minute, Timeout: 10 * time.Second})
 	set := poll.Set{markers, health}
 	for _, p := range set {
 		err := p.Once(t.Context())

@@ -101,7 +101,7 @@ func TestBehindAPoolerInTransactionMode(t *testing.T) {
 	direct.insert("g", "t", 5000, time.Hour)
 	dsn := fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", pgbouncer(t, server))
 	direct.store = newStore(t, Config{Config: dbconn.To(dsn)})
-	health := poll.New(direct.store.TableHealth(), poll.Options{Name: "table", Interval: time.Second, Timeout: 10 * time.Second})
+	health := poll.New(direct.store.TableHealth(), poll.Options{ID: poll.ID{Subject: "table"}, Interval: time.Second, Timeout: 10 * time.Second})
 
 	other := dial(t, dsn+"&default_query_exec_mode=exec")
 	stop := make(chan struct{})

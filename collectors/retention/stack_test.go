@@ -385,7 +385,7 @@ func (s *stack) start() {
 		s.Fatal(err)
 	}
 	poller := func(name string, source poll.Source) *poll.Poller {
-		return poll.New(source, poll.Options{Name: name, Interval: time.Hour, Timeout: 20 * time.Second, Log: log})
+		return poll.New(source, poll.Options{ID: poll.ID{Subject: poll.Subject(name)}, Interval: time.Hour, Timeout: 20 * time.Second, Log: log})
 	}
 	e.markers, e.topics, e.groups = poller("markers", e.store.Markers()), poller("topics", e.kafka.Topics()), poller("groups", e.kafka.Groups())
 	o := retention.Options{
@@ -449,7 +449,7 @@ func (s *stack) poll() error {
 		}
 		for _, problem := range p.Status().Problems {
 			if problem.Kind != "timeout" {
-				s.Errorf("%s: %s: %v", p.Status().Collector, problem.Entity, problem.Err)
+				s.Errorf("%s: %s: %v", p.Status().ID.String(), problem.Entity, problem.Err)
 			}
 		}
 	}

@@ -63,10 +63,10 @@ func TestPageTellsTheWorstFirst(t *testing.T) {
 		{Rule: "log-fields", Number: 6, Title: "Logs?", Group: "fine", Topic: "a", Verdict: checklist.Unknown, Outside: true},
 		{Rule: "unique-key", Title: "Unique?", Database: "db", Verdict: checklist.OK},
 	},
-		poll.Status{Collector: "markers", LastSuccess: now.Add(-5 * time.Second)},
-		poll.Status{Collector: "topics", LastSuccess: now.Add(-time.Hour), Stale: true, Err: errors.New("no broker answered")},
-		poll.Status{Collector: "groups", LastSuccess: now, Problems: []poll.Problem{{Kind: "denied", Entity: "group secret"}}},
-		poll.Status{Collector: "table", Stale: true},
+		poll.Status{ID: poll.ID{Subject: "markers"}, LastSuccess: now.Add(-5 * time.Second)},
+		poll.Status{ID: poll.ID{Subject: "topics"}, LastSuccess: now.Add(-time.Hour), Stale: true, Err: errors.New("no broker answered")},
+		poll.Status{ID: poll.ID{Subject: "groups"}, LastSuccess: now, Problems: []poll.Problem{{Kind: "denied", Entity: "group secret"}}},
+		poll.Status{ID: poll.ID{Subject: "table"}, Stale: true},
 	))
 	for _, want := range []string{
 		"1 line is violated, 2 sources cannot be read.",
@@ -98,7 +98,7 @@ func TestHostileNames(t *testing.T) {
 		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, "a\nb", "\xff\xfe", `'";--`, strings.Repeat("x", 10_000), "{{.Now}}",
 	} {
 		page := render(t, view([]checklist.Line{{Title: name, Group: name, Topic: name, Database: name, Value: name, Meaning: name, Remedy: name, Evidence: []string{name}}},
-			poll.Status{Collector: name, Err: errors.New(name)}))
+			poll.Status{ID: poll.ID{Subject: poll.Subject(name)}, Err: errors.New(name)}))
 		if strings.Contains(page, "<script") || strings.Contains(page, "<img") {
 			t.Errorf("%.40q is not escaped", name)
 		}
@@ -122,7 +122,7 @@ func (n fixed) Collect(_ time.Time, ch chan<- prometheus.Metric) {
 // handler serves a source's metrics without a page.
 func handler(t testing.TB, s poll.Source) http.Handler {
 	t.Helper()
-	p := poll.New(s, poll.Options{Name: "some", Interval: time.Minute, Timeout: time.Minute})
+	p := poll.New(s, poll.Options{ID: poll.ID{Subject: "some"}, Interval: time.Minute, Timeout: time.Minute})
 	if err := p.Once(t.Context()); err != nil {
 		t.Fatal(err)
 	}

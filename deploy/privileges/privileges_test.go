@@ -163,8 +163,8 @@ func TestExactlyTheseRights(t *testing.T) {
 				}
 				most = max(most, n)
 				for _, s := range e.Facts().Sources {
-					if s.LastSuccess != last[s.Collector] && strings.Contains("markers table divergence", s.Collector) {
-						last[s.Collector] = s.LastSuccess
+					if s.LastSuccess != last[s.ID.String()] && strings.Contains("markers table divergence", s.ID.String()) {
+						last[s.ID.String()] = s.LastSuccess
 						polls++
 					}
 				}
@@ -310,7 +310,7 @@ func TestEachRightIsNeeded(t *testing.T) {
 func problems(f checklist.Facts, collector string) string {
 	var b strings.Builder
 	for _, s := range f.Sources {
-		if s.Collector != collector {
+		if s.ID.String() != collector {
 			continue
 		}
 		if s.Err != nil {
