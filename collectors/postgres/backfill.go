@@ -136,11 +136,11 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	if f.next >= f.end {
 		if l.farFrom < cells.MaxTime {
 			rows, began := f.rows, f.began
-			f.begin(l.farFrom, cells.MaxTime, true)
+			f.begin(l.farFrom, cells.MaxTime, !l.compares)
 			f.rows, f.began = rows, began
 			return nil
 		}
-		f.active, f.ended = false, time.Now()
+		f.active, f.ended, l.compares = false, time.Now(), false
 		l.scrub.since = f.began
 		return nil
 	}

@@ -97,6 +97,9 @@ func (l *ledger) observe(r *reading) {
 		l.handledAll = true
 	}
 	l.series.Follow(r.changes, l.each)
+	if l.compares {
+		return // nobody saw when it was pruned
+	}
 	l.series.Prune(&l.book, r.changes, r.inside.clock)
 }
 

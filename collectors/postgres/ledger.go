@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,9 +61,10 @@ func defaultTuning() tuning {
 	}
 }
 
-// ledger is a poll.Source. Its state belongs to Poll, which runs once at a
-// time.
+// ledger is a poll.Source. Its state belongs to Poll.
 type ledger struct {
+	running sync.Mutex // held by a poll
+
 	store *Store
 	t     tuning
 
@@ -97,6 +99,13 @@ type ledger struct {
 	// width that of the others, a multiple of it.
 	fine, width int64
 
+	// kept is what another ledger knew, until the first poll; refused is told
+	// why it is of no use. compares says that the first count is compared with
+	// it.
+	kept     *cells.Kept
+	refused  func(reason string)
+	compares bool
+
 	backfill backfill
 	scrub    scrub
 	tally    tally
@@ -113,11 +122,17 @@ const failover = 2 * cells.Minute
 
 // identity tells a table from another that took its place.
 type identity struct {
+	system   string // of the cluster
 	database string
 	table    uint32
+	kind     string // of the time column
 	has      Columns
 	zone     string
 	indexed  bool
+}
+
+func (id identity) String() string {
+	return fmt.Sprintf("table %d of database %s in cluster %s, by %s (%s) and %+v", id.table, id.database, id.system, id.has.ProcessedAt, id.kind, id.has)
 }
 
 func newLedger(s *Store, t tuning) *ledger {
@@ -131,7 +146,7 @@ func (l *ledger) reset() {
 	l.book = cells.Book{}
 	l.open = &openTransactions{slack: l.t.slack}
 	l.clock, l.tailFrom, l.hotFrom, l.fine, l.width = 0, 0, 0, l.t.fine, l.t.coarse
-	l.tailTooLong, l.edgeFrom = false, 0
+	l.tailTooLong, l.edgeFrom, l.compares = false, 0, false
 	l.backfill = backfill{}
 	l.scrub = scrub{corrections: l.scrub.corrections}
 	l.tally = tally{}
@@ -156,6 +171,8 @@ type reading struct {
 
 // Poll implements poll.Source.
 func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
+	l.running.Lock()
+	defer l.running.Unlock()
 	s := l.store
 	r := &reading{reasons: map[Reason]bool{}}
 	var c *counter
@@ -199,7 +216,7 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 // meet starts afresh where the table is another than before.
 func (l *ledger) meet(in *session, c *counter) {
 	t := in.Table
-	id := identity{in.Database, t.OID, t.Has, t.Zone, t.TimeIndex != ""}
+	id := identity{in.System, in.Database, t.OID, t.Column(t.Has.ProcessedAt).Type, t.Has, t.Zone, t.TimeIndex != ""}
 	if l.table != nil && id != l.ident {
 		l.store.log.Info("the marker table is another than before and is counted anew", "table", t.String())
 		l.reset()
@@ -214,6 +231,7 @@ func (l *ledger) meet(in *session, c *counter) {
 		l.open.owed = append(l.open.owed, window{l.tailFrom - failover, l.tailFrom})
 	}
 	l.table, l.count, l.ident, l.server = t, c, id, in.Started
+	l.restore()
 	l.open.reach = 0
 	if !transactionTime(t.Column(t.Has.ProcessedAt)) {
 		l.open.reach = l.t.gap

@@ -21,6 +21,7 @@ const schemaSQL = `SELECT jsonb_build_object(
   'database', current_database(), 'role', current_user, 'version', current_setting('server_version_num')::int,
   'standby', pg_is_in_recovery(), 'read_all_stats', pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
   'started', extract(epoch FROM pg_postmaster_start_time())::text,
+  'system', (SELECT system_identifier::text FROM pg_control_system()),
   'zone', coalesce(
      (SELECT split_part(o, '=', 2) FROM pg_db_role_setting d, unnest(setconfig) o
        WHERE d.setrole = 0 AND d.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -200,6 +201,7 @@ type session struct {
 	Standby      bool   `json:"standby"`
 	ReadAllStats bool   `json:"read_all_stats"`
 	Started      string `json:"started"`
+	System       string `json:"system"`
 	Zone         string `json:"zone"`
 	SearchPath   string `json:"search_path"`
 	Table        *Table `json:"table"`

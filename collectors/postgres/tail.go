@@ -18,7 +18,8 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 	if first {
 		from = cells.Floor(behind, l.fine)
 		l.hotFrom = cells.Floor(from, l.width)
-		l.backfill.begin(cells.MinTime, from, true)
+		from, _ = l.book.Span(from, from+1) // of what was kept
+		l.backfill.begin(cells.MinTime, from, !l.compares)
 		l.farFrom = cells.MinTime
 	} else if elapsed := q.began.Sub(l.clockRead).Microseconds(); r.inside.clock < l.clock+elapsed-cells.Second {
 		// The clock jumped back: rows since then carry times from before the
@@ -56,7 +57,11 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 		if err != nil {
 			return err
 		}
-		l.book.Replace(far, q.tailHi, counted) // it was there before we came
+		if l.compares {
+			l.apply(r, far, q.tailHi, counted)
+		} else {
+			l.book.Replace(far, q.tailHi, counted) // it was there before we came
+		}
 		l.farFrom = q.tailHi
 		if l.backfill.ahead() {
 			l.backfill.next = l.farFrom
