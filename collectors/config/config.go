@@ -172,40 +172,6 @@ next:
 	return nil
 }
 
-// suggestion names the flag that a mistyped key most likely meant.
-func suggestion(name string, flags map[string]*kong.Flag) string {
-	best, distance := "", 4
-	for flag := range flags {
-		if d := editDistance(name, flag); d < distance || d == distance && best != "" && flag < best {
-			best, distance = flag, d
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	return "; did you mean " + best + "?"
-}
-
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			next := min(row[j]+1, row[j+1]+1, diagonal+cost)
-			diagonal, row[j+1] = row[j+1], next
-		}
-	}
-	return row[len(b)]
-}
-
 // Resolve implements kong.Resolver. The environment wins over the file, which
 // kong would do the other way round.
 func (f *File) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {

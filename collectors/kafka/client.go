@@ -29,8 +29,10 @@ type Client struct {
 	config Config
 	now    func() time.Time
 	kgo    *kgo.Client
-	groups filter
-	topics filter
+	// options are those of kgo, for a client of its own.
+	options []kgo.Opt
+	groups  filter
+	topics  filter
 
 	flight singleflight.Group // at most one poll at a time
 
@@ -75,14 +77,14 @@ func New(config Config, log *slog.Logger, now func() time.Time) (*Client, error)
 			kmsg.OffsetFetch: 8, // many groups in one request
 		}, &kversion.Versions{})),
 		kgo.MaxVersions(versions(map[kmsg.Key]int16{
-			kmsg.OffsetFetch: 9,  // from 10 on it names topics by id only
-			kmsg.Fetch:       12, // from 13 on likewise
+			kmsg.OffsetFetch: 9, // from 10 on it names topics by id only
 		}, kversion.Tip())),
 	)
 	if log != nil && log.Enabled(context.Background(), slog.LevelDebug) {
 		// Its own lines come once for every attempt; ours once for every problem.
 		options = append(options, kgo.WithLogger(kslog.New(log)))
 	}
+	c.options = options
 	if c.kgo, err = kgo.NewClient(options...); err != nil {
 		return nil, fmt.Errorf("--kafka.*: %w", err)
 	}

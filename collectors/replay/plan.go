@@ -1,0 +1,34 @@
+package replay
+
+import (
+	"encoding/csv"
+	"fmt"
+	"io"
+	"strconv"
+)
+
+// WritePlan writes the offsets to reset to as Kafka's own tool reads them with
+// --reset-offsets --from-file: topic,partition,offset. No offset is below what
+// is safe, and none above where the group stands, which would skip records.
+func (a *Answer) WritePlan(w io.Writer) error {
+	out := csv.NewWriter(w)
+	for _, t := range a.Topics {
+		for _, p := range t.Partitions {
+			if err := out.Write([]string{t.Topic, strconv.Itoa(int(p.Partition)), strconv.FormatInt(p.plan(), 10)}); err != nil {
+				return fmt.Errorf("write the plan: %w", err)
+			}
+		}
+	}
+	out.Flush()
+	if err := out.Error(); err != nil {
+		return fmt.Errorf("write the plan: %w", err)
+	}
+	return nil
+}
+
+// plan is the partition's offset in the plan. A commit outside the log becomes
+// the log's nearest end, as Kafka's tool would have it.
+func (p *Partition) plan() int64 {
+	at := min(max(p.Target, p.SafeOffset), max(p.Committed, p.LogStart))
+	return min(max(at, p.LogStart), p.LogEnd)
+}

@@ -1,0 +1,521 @@
+package replay
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/postgres"
+)
+
+// Verified is what reading the records told besides the answer.
+type Verified struct {
+	Records int64 `json:"records"`
+	// WithoutID carry no event id, or none that the table could hold: nothing
+	// can be told of them.
+	WithoutID int64 `json:"without_event_id"`
+	// Twins are ids of several records, Conflicts ids whose marker is of
+	// another payload: how many, and some of them.
+	Twins         int64  `json:"published_twice"`
+	SomeTwins     []Twin `json:"published_twice_examples,omitempty"`
+	Conflicts     int64  `json:"two_payloads"`
+	SomeConflicts []Twin `json:"two_payloads_examples,omitempty"`
+	// Unmarked are the records above a partition's lowest marker that have
+	// none: handled without one, dead-lettered, or lost.
+	Unmarked     int64           `json:"passed_without_marker"`
+	SomeUnmarked []UnmarkedRange `json:"passed_without_marker_examples,omitempty"`
+	// Notes say what was not looked at.
+	Notes []string `json:"notes,omitempty"`
+
+	Statements       int     `json:"statements"`
+	LongestStatement float64 `json:"longest_statement_seconds"`
+	Seconds          float64 `json:"seconds"`
+}
+
+// Twin is an event id and two places where it was met; Other is empty where
+// that was another record of this reading.
+type Twin struct {
+	EventID string `json:"event_id"`
+	At      string `json:"at"`
+	Other   string `json:"other,omitempty"`
+}
+
+// UnmarkedRange is offsets of a partition that have no marker.
+type UnmarkedRange struct {
+	Topic     string `json:"topic"`
+	Partition int32  `json:"partition"`
+	Range
+}
+
+// examples is how many of each are listed.
+const examples = 20
+
+// Records are those of one topic, in offset order within a partition; a
+// kafka.Reader is one.
+type Records interface {
+	Next(context.Context) ([]*kgo.Record, error)
+	Left() []kafka.Span
+	Held() []kafka.Span
+	Close()
+}
+
+// Markers finds deliveries in the marker table; a postgres.Lookup is one.
+type Markers interface {
+	Find(ctx context.Context, topic string, deliveries []postgres.Delivery) ([]postgres.Finding, error)
+	Takes(id string) bool
+	ComparesPayloads() bool
+	KeepsOffsets() bool
+	Cost() (statements int, longest time.Duration)
+}
+
+// Verifier reads the records between target and commit and looks each up.
+type Verifier struct {
+	Read func(ctx context.Context, topic string, spans []kafka.Span) (Records, error)
+	// Markers of the group: one, or one for each shard.
+	Markers []Markers
+	EventID EventID
+	// IDFrom is --event-id as it was written.
+	IDFrom string
+	// RateLimit in records a second; 0: none.
+	RateLimit float64
+	// Progress is told now and then; may be nil.
+	Progress func(Progress)
+	Now      func() time.Time
+}
+
+// Progress of a verification, in offsets, which are no fewer than records.
+type Progress struct {
+	Done, Total int64
+	Records     int64
+	Elapsed     time.Duration
+}
+
+// verification is one under way.
+type verification struct {
+	*Verifier
+	began   time.Time
+	out     *Verified
+	topic   *Topic
+	parts   map[int32]*verifiedPartition
+	seen    *repeats
+	total   int64
+	done    int64
+	headers map[string]bool // seen on records without an id
+	agreed  int64           // markers whose payload was compared
+}
+
+type verifiedPartition struct {
+	*Partition
+	next             int64
+	marked           bool  // a marker was met
+	latest           int64 // timestamp so far, in milliseconds
+	unsafe           int64 // latest timestamp up to the last unsafe record; -1: none
+	first, firstTime int64
+}
+
+// Verify reads the records of an answer whose partitions have their offsets,
+// and completes it. When the context ends or the reading fails it is completed
+// as far as it came, and says so.
+func (v *Verifier) Verify(ctx context.Context, a *Answer) error {
+	if v.Now == nil {
+		v.Now = time.Now
+	}
+	run := &verification{Verifier: v, began: v.Now(), out: &Verified{}, seen: newRepeats(), headers: map[string]bool{}}
+	a.Verified = run.out
+	for i := range a.Topics {
+		for _, p := range a.Topics[i].Partitions {
+			run.total += max(0, p.Committed-max(p.Target, p.LogStart))
+		}
+	}
+	var failed error
+	for i := range a.Topics {
+		if err := run.verify(ctx, &a.Topics[i]); err != nil && failed == nil {
+			failed = err
+		}
+	}
+	for _, m := range v.Markers {
+		n, longest := m.Cost()
+		run.out.Statements += n
+		run.out.LongestStatement = max(run.out.LongestStatement, longest.Seconds())
+	}
+	run.out.Seconds = v.Now().Sub(run.began).Seconds()
+	run.report() // the last word
+	run.notes()
+	if out := run.out; failed == nil && out.Records > 0 && out.WithoutID == out.Records {
+		return fmt.Errorf("none of %s records has an event id by --event-id=%s%s: say where it is with header:NAME, key or json:/path", count(out.Records), v.IDFrom, run.found())
+	}
+	if failed != nil {
+		a.Partial = failed.Error()
+		if errors.Is(failed, context.Canceled) {
+			a.Partial = "interrupted"
+		}
+	}
+	a.conclude()
+	return nil
+}
+
+// found names the headers that there are.
+func (r *verification) found() string {
+	if len(r.headers) == 0 {
+		return " (they carry no header)"
+	}
+	var names []string
+	for n := range r.headers {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return fmt.Sprintf(" (their headers: %s)", strings.Join(names, ", "))
+}
+
+func (r *verification) notes() {
+	note := func(format string, args ...any) { r.out.Notes = append(r.out.Notes, fmt.Sprintf(format, args...)) }
+	if r.seen.dropped {
+		note("Ids published twice are seen where fewer than %s others lie between the two.", count(remembered))
+	}
+	compares := slices.ContainsFunc(r.Markers, Markers.ComparesPayloads)
+	switch {
+	case !compares:
+		note("Payloads were not compared: the table keeps no payload_hash.")
+	case r.out.Conflicts*2 > r.agreed && r.out.Conflicts > 0:
+		note("Payloads were not compared: most of the table's payload_hash are no SHA-256 of the record's value.")
+		r.out.Conflicts, r.out.SomeConflicts = 0, nil
+	}
+}
+
+// verify reads one topic.
+func (r *verification) verify(ctx context.Context, t *Topic) error {
+	r.topic, r.parts = t, map[int32]*verifiedPartition{}
+	var spans []kafka.Span
+	for i := range t.Partitions {
+		p := &t.Partitions[i]
+		one := &verifiedPartition{Partition: p, next: max(p.Target, p.LogStart), latest: -1, unsafe: -1, first: -1}
+		r.parts[p.Partition] = one
+		p.Counts = Counts{Skipped: p.Skipped}
+		p.SafeOffset = min(one.next, p.Committed)
+		p.Gone, p.Unverified, p.SafeTime, p.Why = nil, nil, nil, ""
+		if one.next < p.Committed {
+			spans = append(spans, kafka.Span{Partition: p.Partition, From: one.next, To: p.Committed})
+		}
+	}
+	if len(spans) == 0 {
+		return nil
+	}
+	left := spans
+	var held []kafka.Span
+	err := func() error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		records, err := r.Read(ctx, t.Topic, spans)
+		if err != nil {
+			return err
+		}
+		defer records.Close()
+		held = records.Held()
+		for {
+			batch, err := records.Next(ctx)
+			ended := errors.Is(err, io.EOF)
+			if err == nil {
+				err = r.lookUp(ctx, batch)
+			}
+			if err == nil {
+				batch = nil
+				r.report()
+				err = r.pace(ctx)
+			}
+			if ended {
+				left = nil
+				for _, p := range r.parts {
+					p.next = p.Committed // what is between has no records
+				}
+				return nil
+			}
+			if err != nil {
+				left = r.unread(records.Left(), batch)
+				return err
+			}
+		}
+	}()
+	for _, s := range left {
+		r.leave(s, "not read")
+	}
+	for _, s := range held {
+		r.leave(s, "an open transaction holds it back")
+	}
+	for _, p := range r.parts {
+		p.conclude()
+		r.done += p.next - max(p.Target, p.LogStart)
+	}
+	r.parts = nil
+	return err
+}
+
+// unread is what was not looked up: what the reader has left, and the batch.
+func (r *verification) unread(left []kafka.Span, batch []*kgo.Record) []kafka.Span {
+	ends := map[int32]int64{}
+	for _, record := range batch {
+		ends[record.Partition] = record.Offset + 1
+	}
+	for _, s := range left {
+		ends[s.Partition] = s.To
+	}
+	var out []kafka.Span
+	for id, end := range ends {
+		if from := r.parts[id].next; from < end {
+			out = append(out, kafka.Span{Partition: id, From: from, To: end})
+		}
+	}
+	return out
+}
+
+// leave notes offsets of which nothing is known.
+func (r *verification) leave(s kafka.Span, why string) {
+	p := r.parts[s.Partition]
+	p.Again += s.To - s.From
+	p.Unknown += s.To - s.From
+	p.Why = fmt.Sprintf("offsets %d to %d: %s", s.From, s.To-1, why)
+	p.Unverified = append(p.Unverified, Range{s.From, s.To - 1})
+	p.SafeOffset = p.Committed
+	p.unsafe = -2 // no time can be told
+}
+
+// lookUp looks records up and counts them.
+func (r *verification) lookUp(ctx context.Context, records []*kgo.Record) error {
+	if len(records) == 0 {
+		return nil
+	}
+	deliveries := make([]postgres.Delivery, 0, len(records))
+	of := make([]*kgo.Record, 0, len(records))
+	compares := slices.ContainsFunc(r.Markers, Markers.ComparesPayloads)
+	var anonymous []*kgo.Record
+	for _, record := range records {
+		id, ok := r.EventID(record)
+		if !ok || !r.Markers[0].Takes(id) {
+			anonymous = append(anonymous, record)
+			continue
+		}
+		d := postgres.Delivery{EventID: id, Partition: record.Partition, Offset: record.Offset}
+		if compares {
+			sum := sha256.Sum256(record.Value)
+			d.PayloadHash = int64(binary.BigEndian.Uint64(sum[:]))
+		}
+		deliveries, of = append(deliveries, d), append(of, record)
+	}
+	findings, err := r.find(ctx, deliveries)
+	if err != nil {
+		return err
+	}
+	// What has no id is judged in its place, so that times run upward.
+	i, f := 0, 0
+	for _, record := range records {
+		p := r.parts[record.Partition]
+		p.pass(record)
+		if len(anonymous) > 0 && anonymous[0] == record {
+			anonymous = anonymous[1:]
+			r.anonymous(p, record)
+			continue
+		}
+		var finding *postgres.Finding
+		if f < len(findings) && findings[f].Delivery == i {
+			finding = &findings[f]
+			f++
+		}
+		r.judge(p, record, deliveries[i].EventID, finding)
+		i++
+	}
+	r.out.Records += int64(len(records))
+	return nil
+}
+
+// find asks every shard, the next one for what the last has not.
+func (r *verification) find(ctx context.Context, deliveries []postgres.Delivery) ([]postgres.Finding, error) {
+	findings, err := r.Markers[0].Find(ctx, r.topic.Topic, deliveries)
+	for _, shard := range r.Markers[1:] {
+		if err != nil {
+			return nil, err
+		}
+		var missing []postgres.Delivery
+		var places []int
+		for i, f := range findings {
+			if !f.Marked {
+				missing, places = append(missing, deliveries[f.Delivery]), append(places, i)
+			}
+		}
+		if len(missing) == 0 {
+			break
+		}
+		var more []postgres.Finding
+		if more, err = shard.Find(ctx, r.topic.Topic, missing); err != nil {
+			return nil, err
+		}
+		silent := make([]bool, len(missing)) // plainly marked there
+		for i := range silent {
+			silent[i] = true
+		}
+		for _, f := range more {
+			silent[f.Delivery] = false
+			if f.Marked {
+				at := places[f.Delivery]
+				f.Delivery = findings[at].Delivery
+				findings[at] = f
+			}
+		}
+		for i, is := range silent {
+			if is {
+				findings[places[i]].Delivery = -1
+			}
+		}
+		findings = slices.DeleteFunc(findings, func(f postgres.Finding) bool { return f.Delivery < 0 })
+	}
+	slices.SortFunc(findings, func(a, b postgres.Finding) int { return a.Delivery - b.Delivery })
+	return findings, err
+}
+
+// anonymous counts a record without an event id.
+func (r *verification) anonymous(p *verifiedPartition, record *kgo.Record) {
+	r.out.WithoutID++
+	p.Unknown++
+	p.Why = "of records without an event id nothing can be told"
+	p.risk(record.Offset)
+	for _, h := range record.Headers {
+		if len(r.headers) < examples {
+			r.headers[h.Key] = true
+		}
+	}
+}
+
+// judge counts a record; finding is nil where its own marker is there.
+func (r *verification) judge(p *verifiedPartition, record *kgo.Record, id string, finding *postgres.Finding) {
+	if finding != nil && !finding.Marked {
+		if r.seen.seen(id) {
+			// The first of its kind writes the marker that protects this one.
+			p.Protected++
+			r.twin(Twin{EventID: id, At: place(record.Topic, record.Partition, record.Offset)})
+			return
+		}
+		p.Twice++
+		p.risk(record.Offset)
+		if p.marked {
+			r.unmarked(record)
+		}
+		return
+	}
+	p.Protected++
+	p.marked = true
+	r.agreed++
+	if finding == nil {
+		if !r.Markers[0].KeepsOffsets() && r.seen.seen(id) {
+			r.twin(Twin{EventID: id, At: place(record.Topic, record.Partition, record.Offset)})
+		}
+		return
+	}
+	at, other := place(record.Topic, record.Partition, record.Offset), ""
+	if r.Markers[0].KeepsOffsets() {
+		other = place(cmp.Or(finding.Topic, record.Topic), finding.Partition, finding.Offset)
+	}
+	if finding.Elsewhere {
+		r.twin(Twin{EventID: id, At: at, Other: other})
+	}
+	if finding.OtherPayload {
+		if r.out.Conflicts++; len(r.out.SomeConflicts) < examples {
+			r.out.SomeConflicts = append(r.out.SomeConflicts, Twin{EventID: id, At: at, Other: other})
+		}
+	}
+}
+
+// place names a record.
+func place(topic string, partition int32, offset int64) string {
+	return fmt.Sprintf("%s/%d@%d", topic, partition, offset)
+}
+
+func (r *verification) twin(t Twin) {
+	if r.out.Twins++; len(r.out.SomeTwins) < examples {
+		r.out.SomeTwins = append(r.out.SomeTwins, t)
+	}
+}
+
+func (r *verification) unmarked(record *kgo.Record) {
+	r.out.Unmarked++
+	list := r.out.SomeUnmarked
+	for i := range list {
+		if u := &list[i]; u.Topic == record.Topic && u.Partition == record.Partition && u.Last+1 == record.Offset {
+			u.Last = record.Offset
+			return
+		}
+	}
+	if len(list) < examples {
+		r.out.SomeUnmarked = append(list, UnmarkedRange{record.Topic, record.Partition, Range{record.Offset, record.Offset}})
+	}
+}
+
+// pass notes a record's place and time.
+func (p *verifiedPartition) pass(record *kgo.Record) {
+	p.Again++
+	p.next = record.Offset + 1
+	p.latest = max(p.latest, record.Timestamp.UnixMilli())
+	if p.first < 0 {
+		p.first, p.firstTime = record.Offset, record.Timestamp.UnixMilli()
+	}
+}
+
+// risk notes that handling the record just passed again may apply it twice.
+func (p *verifiedPartition) risk(offset int64) {
+	p.SafeOffset, p.unsafe = offset+1, p.latest
+}
+
+// conclude tells the earliest time to which a reset is safe: Kafka resets to
+// the first record whose timestamp is not earlier, so it lies after those of
+// every record up to the last that is not protected.
+func (p *verifiedPartition) conclude() {
+	at := p.unsafe + 1
+	switch {
+	case p.first < 0 || p.unsafe == -2 || p.SafeOffset >= p.Committed:
+		return
+	case p.unsafe < 0:
+		at = p.firstTime
+	}
+	t := time.UnixMilli(at).UTC()
+	p.SafeTime = &t
+	if p.Gone == nil && p.Twice > 0 {
+		p.Gone = []Range{{p.first, p.SafeOffset - 1}}
+	}
+}
+
+func (r *verification) report() {
+	if r.Progress == nil {
+		return
+	}
+	done := r.done
+	for _, p := range r.parts {
+		done += p.next - max(p.Target, p.LogStart)
+	}
+	r.Progress(Progress{Done: done, Total: r.total, Records: r.out.Records, Elapsed: r.Now().Sub(r.began)})
+}
+
+// pace waits until no more records were read than the limit allows.
+func (r *verification) pace(ctx context.Context) error {
+	if r.RateLimit <= 0 {
+		return ctx.Err()
+	}
+	due := r.began.Add(time.Duration(float64(r.out.Records) / r.RateLimit * float64(time.Second)))
+	wait := due.Sub(r.Now())
+	if wait <= 0 {
+		return ctx.Err()
+	}
+	select {
+	case <-time.After(wait):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
