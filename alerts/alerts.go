@@ -23,7 +23,7 @@ import (
 
 //go:generate go test -run TestFilesAreGenerated -update .
 
-//go:embed *.rules.yml.tmpl
+//go:embed *.rules.yml.tmpl annotations.tmpl
 var templates embed.FS
 
 // DefaultRunbookBase is the address the pages of runbooks/ are expected under
@@ -104,14 +104,14 @@ func Files(t Thresholds, runbookBase string) (map[string][]byte, error) {
 		"budget":  func(burn, objective float64) string { return number(burn * (1 - objective)) },
 		"runbook": func(alert string) string { return strings.TrimSuffix(runbookBase, "/") + "/" + alert + ".md" },
 		"num":     number,
-	}).ParseFS(templates, "*.rules.yml.tmpl")
+	}).ParseFS(templates, "*.rules.yml.tmpl", "annotations.tmpl")
 	if err != nil {
 		return nil, err
 	}
 	files := map[string][]byte{}
 	for _, tmpl := range all.Templates() {
 		name, ok := strings.CutSuffix(tmpl.Name(), ".tmpl")
-		if !ok {
+		if !ok || !strings.HasSuffix(name, ".rules.yml") {
 			continue
 		}
 		var out bytes.Buffer

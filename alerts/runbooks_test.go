@@ -96,6 +96,11 @@ func TestRunbookCommands(t *testing.T) {
 	for name, options := range options {
 		script(name, `for a; do case "$a" in --*) case " `+strings.Join(options, " ")+` " in *" ${a%%=*} "*) ;; *) echo "`+name+`: unknown option $a" >&2; exit 64;; esac;; esac; done
 case "`+name+`" in kafka-configs.sh) echo "retention.ms=604800000";; curl) echo "oncewatch_build_info 1
+processed_events_unverified_records 1
+consumer_group_offsets_missing 1
+processed_events_rows_without_time 1
+consumer_lag_seconds 1
+consumer_lag 1
 oncewatch_errors_total 1
 oncewatch_collector_success 1
 processed_events_unprotected_records 1

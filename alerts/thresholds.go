@@ -26,9 +26,12 @@ type Thresholds struct {
 
 	RetentionRatioWarning  float64        `key:"retention_ratio_warning" default:"1.1" unit:"ratio" doc:"oldest marker age over topic retention below which the margin is too small"`
 	RetentionRatioCritical float64        `key:"retention_ratio_critical" default:"1" unit:"ratio" doc:"oldest marker age over topic retention below which a replay is applied twice"`
-	RetentionWindow        model.Duration `key:"retention_window" default:"15d" doc:"how far back a movement of the oldest marker is looked for; at least 1.1 × the longest finite topic retention, at most what Prometheus keeps"`
-	RetentionSlack         model.Duration `key:"retention_slack" default:"15m" doc:"movement of the oldest marker's own time that is not a deletion: scrape jitter and bridged scrapes; above bridge"`
+	RetentionWindow        model.Duration `key:"retention_window" default:"15d" doc:"how long it is remembered of a table that is gone that it was pruned"`
+	RetentionSlack         model.Duration `key:"retention_slack" default:"15m" doc:"movement of the oldest marker's own time in a day that is not a deletion: scrape jitter and bridged scrapes; above bridge"`
 	RetentionFor           model.Duration `key:"retention_for" default:"10m" doc:"how long a retention fault must last"`
+	ExposureMemory         model.Duration `key:"exposure_memory" default:"7d" doc:"how long an exposure that nobody can look at any more stays a page"`
+	UnverifiedFor          model.Duration `key:"unverified_for" default:"1h" doc:"how long it must be unknown whether records have lost their markers"`
+	PageKeepFiring         model.Duration `key:"page_keep_firing" default:"30m" doc:"how long a page stays after what it was given for is no longer seen: longer than an exporter's restart"`
 
 	MassDeletedShare  float64        `key:"mass_deleted_share" default:"0.5" unit:"ratio" doc:"share of a group's markers gone within mass_deleted_window"`
 	MassDeletedMin    float64        `key:"mass_deleted_min" default:"10000" unit:"markers" doc:"smallest group for which a mass deletion is reported"`
@@ -93,10 +96,11 @@ type Thresholds struct {
 	CounterMemory        model.Duration `key:"counter_memory" default:"1d" doc:"how far before lost_window the last value of a counter is looked for: longer than any gap in its scrapes"`
 	ExpiredMemory        model.Duration `key:"expired_memory" default:"1h" doc:"the same for records that expired unread, which the exporter reports at every poll"`
 	ExporterDownFor      model.Duration `key:"exporter_down_for" default:"10m" doc:"how long an exporter, a target or a collector must be failing"`
+	StaleWindow          model.Duration `key:"stale_window" default:"15m" doc:"window in which every scrape must find a collector failing or stale: three times the longest scrape interval; or each of three scrapes in a third of it"`
+	ClockSkew            model.Duration `key:"clock_skew" default:"1m" doc:"how far an exporter's clock may be off from Prometheus'"`
 	StaleIntervals       float64        `key:"stale_intervals" default:"3" unit:"intervals" doc:"poll intervals without a success after which a collector is stale"`
 	StaleFor             model.Duration `key:"stale_for" default:"5m" doc:"how long a collector must be stale"`
-	FailingWindow        model.Duration `key:"failing_window" default:"5m" doc:"one success within it ends a failure"`
-	ExporterRecent       model.Duration `key:"exporter_recent" default:"1d" doc:"how long an exporter that is gone is reported as down"`
+	ExporterRecent       model.Duration `key:"exporter_recent" default:"30d" doc:"how long a cluster's exporter that is gone is reported as down"`
 	ExporterMemory       model.Duration `key:"exporter_memory" default:"7d" doc:"how long a target that served the exporter is remembered"`
 	DivergenceFor        model.Duration `key:"divergence_for" default:"5m" doc:"how long markers and effects must diverge"`
 	ConsumerAbsentFor    model.Duration `key:"consumer_absent_for" default:"30m" doc:"how long a group with markers may show no consumer metrics"`
