@@ -2,16 +2,8 @@ package kafka_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/pem"
 	"fmt"
-	"math/big"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -30,61 +22,6 @@ import (
 	"oncewatch/deploy/testenv"
 )
 
-// authority signs certificates for a test.
-type authority struct {
-	t    *testing.T
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	a := &authority{t: t, dir: t.TempDir()}
-	a.cert, a.key = a.sign("authority", true)
-	return a
-}
-
-// path of a certificate, of its key, or of both in one file.
-func (a *authority) path(name, what string) string { return filepath.Join(a.dir, name+"."+what) }
-
-func (a *authority) sign(name string, isCA bool) (*x509.Certificate, *ecdsa.PrivateKey) {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: isCA, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-	}
-	parent, signer := template, key
-	if !isCA {
-		parent, signer = a.cert, a.key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
-	for what, text := range map[string][]byte{"crt": certPEM, "key": keyPEM, "pem": append(keyPEM, certPEM...)} {
-		if err := os.WriteFile(a.path(name, what), text, 0o600); err != nil {
-			a.t.Fatal(err)
-		}
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return cert, key
-}
-
 // unsecured is a token as Kafka's development validator accepts it.
 func unsecured(user string, life time.Duration) string {
 	encode := func(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
@@ -96,15 +33,15 @@ func unsecured(user string, life time.Duration) string {
 // way in, each way not, and what a denied topic costs.
 func TestRealAuthentication(t *testing.T) {
 	t.Parallel()
-	ca := newAuthority(t)
+	ca := testenv.NewAuthority(t)
 	for _, name := range []string{"broker", "oncewatch", "renewed"} {
-		ca.sign(name, false)
+		ca.Sign(name)
 	}
 	const login = "org.apache.kafka.common.security."
 	s := testenv.KafkaServer(t, kafkaserver.Options{Protocol: "SASL_SSL", Config: map[string]string{
 		"log.retention.minutes": "3", "log.retention.hours": "5", // for byDefault
-		"ssl.keystore.type": "PEM", "ssl.keystore.location": ca.path("broker", "pem"),
-		"ssl.truststore.type": "PEM", "ssl.truststore.location": ca.path("authority", "crt"),
+		"ssl.keystore.type": "PEM", "ssl.keystore.location": ca.Path("broker", "pem"),
+		"ssl.truststore.type": "PEM", "ssl.truststore.location": ca.Path("authority", "crt"),
 		"listener.name.client.ssl.client.auth":                "required",
 		"sasl.enabled.mechanisms":                             "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
 		"listener.name.client.plain.sasl.jaas.config":         login + `plain.PlainLoginModule required user_watcher="hunter2";`,
@@ -153,7 +90,7 @@ func TestRealAuthentication(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 
 	mutual := func(c *kafka.Config) {
-		c.TLS = kafkaconn.TLS{Enabled: true, CAFile: ca.path("authority", "crt"), CertFile: ca.path("oncewatch", "crt"), KeyFile: ca.path("oncewatch", "key")}
+		c.TLS = kafkaconn.TLS{Enabled: true, CAFile: ca.Path("authority", "crt"), CertFile: ca.Path("oncewatch", "crt"), KeyFile: ca.Path("oncewatch", "key")}
 	}
 	password := func(mechanism, password string) func(*kafka.Config) {
 		return func(c *kafka.Config) {
@@ -208,11 +145,24 @@ func TestRealAuthentication(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a renewed client certificate is read again", func(t *testing.T) {
-		b := watch(t, s.Brokers(), mutual, password(kafkaconn.Plain, "hunter2"))
+	t.Run("a rotated password and client certificate are read again", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "password")
+		write := func(secret string) {
+			if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("hunter2")
+		b := watch(t, s.Brokers(), mutual, func(c *kafka.Config) {
+			c.SASL = kafkaconn.SASL{Mechanism: kafkaconn.ScramSHA512, Username: "watcher", PasswordFile: file}
+		})
 		b.until("the topic", has(lag("consumer_lag", "ledger", good, 0)))
+		if _, err := admin.AlterUserSCRAMs(ctx, nil, []kadm.UpsertSCRAM{{User: "watcher", Mechanism: kadm.ScramSha512, Iterations: 4096, Password: "hunter4"}}); err != nil {
+			t.Fatal(err)
+		}
+		write("hunter4")
 		for _, what := range []string{"crt", "key"} {
-			if err := os.Rename(ca.path("renewed", what), ca.path("oncewatch", what)); err != nil {
+			if err := os.Rename(ca.Path("renewed", what), ca.Path("oncewatch", what)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -225,6 +175,12 @@ func TestRealAuthentication(t *testing.T) {
 		}
 		b.clock.add(4 * interval) // what was seen before is stale
 		b.until("the topic again", has(lag("consumer_lag", "ledger", good, 0)))
+		if lines := strings.Count(b.log.String(), `msg="cannot read" collector=groups entity=groups`); lines != 1 {
+			t.Errorf("%d lines that the broker was away, want 1:\n%s", lines, b.log)
+		}
+		if strings.Contains(b.log.String(), "hunter") {
+			t.Errorf("the log tells the secret:\n%s", b.log)
+		}
 	})
 	// The broker ends a session with its token; another token is
 	// fetched before, and one that the broker does not accept is not kept.

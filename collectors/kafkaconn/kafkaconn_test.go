@@ -2,46 +2,19 @@ package kafkaconn
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"oncewatch/deploy/testenv"
+
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
-
-// selfSigned is a server's certificate for 127.0.0.1 and the file a client
-// trusts it by.
-func selfSigned(t *testing.T) (tls.Certificate, string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "broker"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file
-}
 
 func list(t *testing.T, c Config) error {
 	t.Helper()
@@ -61,7 +34,13 @@ func list(t *testing.T, c Config) error {
 }
 
 func TestTLSAndSASL(t *testing.T) {
-	cert, ca := selfSigned(t)
+	authority := testenv.NewAuthority(t)
+	authority.Sign("broker")
+	ca := authority.Path("authority", "crt")
+	cert, err := tls.LoadX509KeyPair(authority.Path("broker", "crt"), authority.Path("broker", "key"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	k, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(),
 		kfake.Superuser("PLAIN", "plain", "secret-1"), kfake.Superuser("SCRAM-SHA-256", "scram", "secret-2"), kfake.Superuser("SCRAM-SHA-512", "scram5", "secret-5"))
 	if err != nil {

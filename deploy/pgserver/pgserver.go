@@ -134,6 +134,19 @@ func (s *Server) configure(o Options) error {
 	return nil
 }
 
+// WriteFile puts a file beside the cluster's data, readable by the server alone,
+// and returns its path. It replaces what was there.
+func (s *Server) WriteFile(name string, content []byte) (string, error) {
+	path := filepath.Join(s.Dir, name)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		return "", fmt.Errorf("write a file for PostgreSQL: %w", err)
+	}
+	if err := s.own.give(path); err != nil {
+		return "", fmt.Errorf("give %s to the server's user: %w", path, err)
+	}
+	return path, nil
+}
+
 // StartAgain starts the cluster after Stop.
 func (s *Server) StartAgain(ctx context.Context) error {
 	err := s.run(ctx, "pg_ctl", "start", "-w", "-t", "60", "-D", s.data(), "-l", s.LogFile())
