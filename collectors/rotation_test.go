@@ -124,8 +124,8 @@ stores:
 	defer e.Close()
 	failing := func() (failed []string) {
 		for _, s := range e.Facts().Sources {
-			if s.Err != nil && strings.Contains(s.Collector, ":by_") {
-				failed = append(failed, s.Collector)
+			if s.Err != nil && s.ID.Store != "" {
+				failed = append(failed, s.ID.String())
 			}
 		}
 		return failed
