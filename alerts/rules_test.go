@@ -42,13 +42,19 @@ func rules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	var all []rulefmt.Rule
 	for _, name := range ruleFiles(t) {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, group := range parse(t, text) {
-			all = append(all, group.Rules...)
-		}
+		all = append(all, rulesOf(t, name)...)
+	}
+	return all
+}
+
+func rulesOf(t *testing.T, name string) (all []rulefmt.Rule) {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, group := range parse(t, text) {
+		all = append(all, group.Rules...)
 	}
 	return all
 }
