@@ -53,6 +53,11 @@ func main() {
 	if build, ok := debug.ReadBuildInfo(); ok && version.Version == "" {
 		version.Version = build.Main.Version
 	}
+	// What a poll leaves behind is collected early: a quarter of the snapshots'
+	// memory instead of as much again, for a hundredth of a core.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(25)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()

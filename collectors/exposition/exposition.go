@@ -8,6 +8,7 @@ package exposition
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"log/slog"
 	"net/http"
@@ -83,7 +84,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// part is a piece of a page that is sent as it is.
+// part is a piece of a page on its way to one scraper.
 type part interface{ send(w io.Writer) error }
 
 type raw []byte
@@ -93,15 +94,24 @@ func (b raw) send(w io.Writer) error {
 	return err
 }
 
+// enter takes a place until leave is called; false where the scraper is gone.
+func (h *Handler) enter(ctx context.Context) (leave func(), ok bool) {
+	select {
+	case h.places <- struct{}{}:
+		return func() { <-h.places }, true
+	case <-ctx.Done():
+		return nil, false
+	}
+}
+
 // page puts a page together. One bad series must not cost the others: what
 // cannot be gathered or encoded is logged, counted and left out.
 func (h *Handler) page(r *http.Request, f form) ([]part, bool) {
-	select {
-	case h.places <- struct{}{}:
-		defer func() { <-h.places }()
-	case <-r.Context().Done():
+	leave, ok := h.enter(r.Context())
+	if !ok {
 		return nil, false
 	}
+	defer leave()
 	now := h.now()
 	var families []family
 	for _, u := range h.units {
@@ -116,15 +126,15 @@ func (h *Handler) page(r *http.Request, f form) ([]part, bool) {
 	if names := r.URL.Query()["name[]"]; len(names) > 0 {
 		families = slices.DeleteFunc(families, func(f family) bool { return !slices.Contains(names, f.name) })
 	}
-	return h.assemble(families, f, now), true
+	return h.assemble(r.Context(), families, f, now), true
 }
 
 // assemble joins the families' pieces. What is encoded now goes into members
 // of its own between those that are there already: concatenated gzip members
 // are one gzip stream.
-func (h *Handler) assemble(families []family, f form, now time.Time) []part {
+func (h *Handler) assemble(ctx context.Context, families []family, f form, now time.Time) []part {
 	var page []part
-	fresh := newFresh(f)
+	fresh := &fresh{gzip: f.gzip}
 	flush := func() {
 		if p := fresh.take(); p != nil {
 			page = append(page, p)
@@ -136,15 +146,11 @@ func (h *Handler) assemble(families []family, f form, now time.Time) []part {
 			continue
 		}
 		for _, piece := range fam.pieces {
-			switch {
-			case piece.moving == nil:
-				flush()
+			flush()
+			if piece.moving == nil {
 				page = append(page, piece.packed)
-			case f.gzip:
-				piece.moving.write(fresh, now, f.number())
-			default: // encoded while it is sent, so that a slow reader holds none of it
-				flush()
-				page = append(page, sending{piece.moving, now, f.number()})
+			} else {
+				page = append(page, sending{piece.moving, now, f, func() (func(), bool) { return h.enter(ctx) }})
 			}
 		}
 	}
@@ -179,8 +185,6 @@ type fresh struct {
 	pack *gzip.Writer
 }
 
-func newFresh(f form) *fresh { return &fresh{gzip: f.gzip} }
-
 var packers = sync.Pool{New: func() any {
 	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed)
 	return w
@@ -209,7 +213,7 @@ func (f *fresh) take() part {
 		_ = f.pack.Close() // into a buffer
 		packers.Put(f.pack)
 	}
-	p := raw(f.to.Bytes())
+	p := raw(bytes.Clone(f.to.Bytes()))
 	f.to, f.pack = nil, nil
 	return p
 }

@@ -2,10 +2,12 @@ package exposition
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"io"
 	"math"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/klauspost/compress/gzip"
@@ -28,7 +30,15 @@ type moving struct {
 	fixed []byte
 	marks []mark
 	at    time.Time // when the numbers were right
+
+	mu     sync.Mutex
+	packed part // as it was at from
+	from   time.Time
 }
+
+// shared is how long an encoded gzip member serves other scrapers too: ages
+// are right to a second, and many slow readers hold few copies.
+const shared = time.Second
 
 // mark is a number that stands before fixed[at].
 type mark struct {
@@ -197,14 +207,44 @@ func (m *moving) write(w io.Writer, now time.Time, n number) error {
 	return err
 }
 
-// sending is a moving stretch on its way to one scraper.
+// sending is a moving stretch on its way to one scraper. It is encoded only
+// when its turn has come: the first byte waits for none of them, and a slow
+// reader holds one at most.
 type sending struct {
 	*moving
-	now    time.Time
-	number number
+	now   time.Time
+	form  form
+	enter func() (leave func(), ok bool)
 }
 
-func (s sending) send(w io.Writer) error { return s.write(w, s.now, s.number) }
+func (s sending) send(w io.Writer) error {
+	if !s.form.gzip {
+		return s.write(w, s.now, s.form.number())
+	}
+	leave, ok := s.enter()
+	if !ok {
+		return context.Canceled
+	}
+	packed, err := s.member(s.now, s.form.number())
+	leave()
+	if err != nil {
+		return err
+	}
+	return packed.send(w)
+}
+
+// member is the stretch as a gzip member, as it is at now.
+func (m *moving) member(now time.Time, n number) (part, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if age := now.Sub(m.from); m.packed != nil && age >= 0 && age < shared {
+		return m.packed, nil
+	}
+	fresh := &fresh{gzip: true}
+	err := m.write(fresh, now, n)
+	m.packed, m.from = fresh.take(), now
+	return m.packed, err
+}
 
 // pack makes what stands still ready to be sent: a gzip member; or, where the
 // page is sent plain, blocks that cost a tenth of the memory and next to
@@ -218,9 +258,10 @@ func (f form) pack(text []byte) part {
 		return raw(bytes.Clone(to.Bytes()))
 	}
 	var b blocks
+	scratch := make([]byte, s2.MaxEncodedLen(min(block, len(text))))
 	for len(text) > 0 {
 		n := min(block, len(text))
-		b = append(b, s2.Encode(nil, text[:n]))
+		b = append(b, bytes.Clone(s2.Encode(scratch, text[:n])))
 		text = text[n:]
 	}
 	return b

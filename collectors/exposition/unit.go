@@ -87,6 +87,8 @@ func (u *unit) replace(h *Handler, had *page, seen poll.Seen, now time.Time) {
 	}
 }
 
+var texts = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
 // encode makes a page of snapshots, one family at a time, so that no more than
 // one is in memory in any form but the last.
 func (h *Handler) encode(seen poll.Seen, f form, now time.Time) *page {
@@ -94,8 +96,10 @@ func (h *Handler) encode(seen poll.Seen, f form, now time.Time) *page {
 	p := &page{form: f, seen: seen}
 	samples, err := collect(seen.Snapshots, now)
 	h.failed("gathering", err)
-	var text bytes.Buffer
-	for _, s := range samples {
+	text := texts.Get().(*bytes.Buffer)
+	defer texts.Put(text)
+	for desc, s := range samples {
+		delete(samples, desc)
 		// The registry checks, completes and sorts as it does for everybody.
 		reg := prometheus.NewRegistry()
 		reg.MustRegister(s)
@@ -108,7 +112,7 @@ func (h *Handler) encode(seen poll.Seen, f form, now time.Time) *page {
 			}
 			moves := unmark(mf)
 			text.Reset()
-			if err := expfmt.NewEncoder(&text, f.format).Encode(mf); err != nil {
+			if err := expfmt.NewEncoder(text, f.format).Encode(mf); err != nil {
 				h.failed("encoding", err)
 				continue
 			}
