@@ -77,7 +77,8 @@ func New(config Config, log *slog.Logger, now func() time.Time) (*Client, error)
 			kmsg.OffsetFetch: 8, // many groups in one request
 		}, &kversion.Versions{})),
 		kgo.MaxVersions(versions(map[kmsg.Key]int16{
-			kmsg.OffsetFetch: 9, // from 10 on it names topics by id only
+			kmsg.OffsetFetch: 9,  // from 10 on it names topics by id only
+			kmsg.Fetch:       12, // from 13 on likewise
 		}, kversion.Tip())),
 	)
 	if log != nil && log.Enabled(context.Background(), slog.LevelDebug) {

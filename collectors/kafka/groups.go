@@ -25,16 +25,20 @@ var (
 )
 
 // lagDescs are the metrics whose labels follow the granularity.
-type lagDescs struct{ lag, seconds, expired, outOfRange *prometheus.Desc }
+type lagDescs struct{ committed, lag, seconds, expired, unverified, outOfRange *prometheus.Desc }
 
 func newLagDescs(labels ...string) lagDescs {
 	return lagDescs{
+		committed: prometheus.NewDesc("consumer_committed_offset",
+			"The group's committed offset: where it goes on after a restart; summed where there is no partition label.", labels, nil),
 		lag: prometheus.NewDesc("consumer_lag",
-			"Records that the group has yet to handle: log end minus the later of its committed offset and log start.", labels, nil),
+			"Records that the group has yet to handle: log end minus the later of its committed offset and log start, and not what is known to be no event.", labels, nil),
 		seconds: prometheus.NewDesc("consumer_lag_seconds",
 			"Age of the oldest record that the group has not committed past, by the record's own timestamp; 0 where there is none.", labels, nil),
 		expired: prometheus.NewDesc("consumer_records_expired",
-			"Records deleted before the group handled them: log start minus its committed offset, 0 at least.", labels, nil),
+			"Records deleted before the group handled them: log start minus its committed offset, 0 at least, without what is known to have been no event.", labels, nil),
+		unverified: prometheus.NewDesc("consumer_records_expired_unverified",
+			"Of consumer_records_expired, those that may have been no events: transaction markers or records of aborted transactions. Absent where nothing expired.", labels, nil),
 		outOfRange: prometheus.NewDesc("consumer_offset_out_of_range",
 			"1 where the group's committed offset lies outside the log, so that its next fetch resets it.", labels, nil),
 	}
@@ -65,7 +69,7 @@ func (c *Client) Groups() poll.Source { return &groupsSource{client: c} }
 // Describe implements poll.Source.
 func (s *groupsSource) Describe(ch chan<- *prometheus.Desc) {
 	l := lagOf(s.client.config.Granularity)
-	for _, d := range []*prometheus.Desc{topicInfoDesc, membersDesc, stateDesc, leftOutDesc, l.lag, l.seconds, l.expired, l.outOfRange} {
+	for _, d := range []*prometheus.Desc{topicInfoDesc, membersDesc, stateDesc, leftOutDesc, l.committed, l.lag, l.seconds, l.expired, l.unverified, l.outOfRange} {
 		ch <- d
 	}
 }
@@ -108,6 +112,7 @@ func (g *Groups) Collect(now time.Time, ch chan<- prometheus.Metric) {
 }
 
 func (s *sender) lag(descs lagDescs, p *GroupPartition, labels labelSet) {
+	s.gauge(descs.committed, float64(p.Committed), labels)
 	if p.Lag.OK {
 		s.gauge(descs.lag, float64(p.Lag.Value), labels)
 	}
@@ -116,6 +121,9 @@ func (s *sender) lag(descs lagDescs, p *GroupPartition, labels labelSet) {
 	}
 	if p.Expired.OK {
 		s.gauge(descs.expired, float64(p.Expired.Value), labels)
+		if p.Expired.Value > 0 {
+			s.gauge(descs.unverified, float64(p.Unverified), labels)
+		}
 	}
 	if p.OutOfRange.OK {
 		outside := 0.0
@@ -147,15 +155,20 @@ func (g *Groups) label(granularity string) {
 	}
 }
 
-// Sum is the topic as one: lag and expired records summed, the record that has
-// waited longest, out of range where any partition is. What is not known of one
-// partition is not known of the sum. Partition and Committed mean nothing in it.
+// Sum is the topic as one: offsets, lag and expired records summed, the record
+// that has waited longest, out of range or held where any partition is. What is
+// not known of one partition is not known of the sum. Partition means nothing
+// in it.
 func (t *GroupTopic) Sum() GroupPartition {
 	if len(t.Partitions) == 0 {
 		return GroupPartition{}
 	}
 	sum := GroupPartition{Lag: known[int64](0), Expired: known[int64](0), OutOfRange: known(false), Waiting: known(time.Time{})}
 	for _, p := range t.Partitions {
+		sum.Committed += p.Committed
+		sum.Next += p.Next
+		sum.Unverified += p.Unverified
+		sum.Held = sum.Held || p.Held
 		sum.Lag = both(sum.Lag, p.Lag, func(a, b int64) int64 { return a + b })
 		sum.Expired = both(sum.Expired, p.Expired, func(a, b int64) int64 { return a + b })
 		sum.OutOfRange = both(sum.OutOfRange, p.OutOfRange, func(a, b bool) bool { return a || b })
@@ -179,7 +192,8 @@ func longest(a, b time.Time) time.Time {
 	return a
 }
 
-func (g *Groups) fill(picked []listedGroup, committed map[string]commits, members map[string]seenMembers, topics *Topics) {
+// fill copies what the coordinators told.
+func (g *Groups) fill(picked []listedGroup, committed map[string]commits, members map[string]seenMembers) {
 	for _, l := range picked {
 		group := &Group{Name: l.name, Type: l.kind, State: l.state}
 		g.Groups = append(g.Groups, group)
@@ -197,13 +211,23 @@ func (g *Groups) fill(picked []listedGroup, committed map[string]commits, member
 		for _, topic := range slices.Sorted(maps.Keys(got.topics)) {
 			gt := GroupTopic{Topic: topic, Partitions: make([]GroupPartition, 0, len(got.topics[topic]))}
 			for _, cm := range got.topics[topic] {
-				p := GroupPartition{Partition: cm.partition, Committed: cm.offset}
-				judge(&p, topics.partition(topic, cm.partition))
-				gt.Partitions = append(gt.Partitions, p)
+				gt.Partitions = append(gt.Partitions, GroupPartition{Partition: cm.partition, Committed: cm.offset, Next: cm.offset})
 			}
 			slices.SortFunc(gt.Partitions, func(a, b GroupPartition) int { return cmp.Compare(a.Partition, b.Partition) })
 			gt.Partitions = slices.CompactFunc(gt.Partitions, func(a, b GroupPartition) bool { return a.Partition == b.Partition })
 			group.Topics = append(group.Topics, gt)
+		}
+	}
+}
+
+// judge computes what the logs tell of the commits.
+func (g *Groups) judge(known tails, topics *Topics) {
+	for _, group := range g.Groups {
+		for _, t := range group.Topics {
+			for i := range t.Partitions {
+				p := &t.Partitions[i]
+				known.judge(p, t.Topic, topics.partition(t.Topic, p.Partition))
+			}
 		}
 	}
 }

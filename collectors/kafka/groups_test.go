@@ -68,7 +68,7 @@ func TestCommitsAreReadBeforeEnds(t *testing.T) {
 	var order []kmsg.Key
 	c.Control(func(req kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
-		if l, ok := req.(*kmsg.ListOffsetsRequest); ok && l.Topics[0].Partitions[0].Timestamp == -1 || req.Key() == int16(kmsg.OffsetFetch) {
+		if l, ok := req.(*kmsg.ListOffsetsRequest); ok && l.Topics[0].Partitions[0].Timestamp == -1 && l.IsolationLevel == 0 || req.Key() == int16(kmsg.OffsetFetch) {
 			order = append(order, kmsg.Key(req.Key()))
 		}
 		return nil, nil, false

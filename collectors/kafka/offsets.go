@@ -32,7 +32,7 @@ type listed struct {
 
 // listOffsets asks each leader once for all its partitions. Partitions of
 // brokers that are down have no answer.
-func (r *requester) listOffsets(ctx context.Context, meta metadata, at map[partition]int64) map[partition]listed {
+func (r *requester) listOffsets(ctx context.Context, meta metadata, at map[partition]int64, isolation int8) map[partition]listed {
 	out := make(map[partition]listed, len(at))
 	type place struct {
 		broker int32
@@ -49,7 +49,7 @@ func (r *requester) listOffsets(ctx context.Context, meta metadata, at map[parti
 		req := requests[broker]
 		if req == nil {
 			req = kmsg.NewPtrListOffsetsRequest()
-			req.ReplicaID = -1
+			req.ReplicaID, req.IsolationLevel = -1, isolation
 			requests[broker] = req
 		}
 		i, ok := topicAt[place{broker, p.topic}]
@@ -134,7 +134,7 @@ func (c *Client) ListOffsets(ctx context.Context, at map[string]map[int32]time.T
 	if err != nil {
 		return nil, wrap(err)
 	}
-	answers := r.listOffsets(ctx, meta, asks)
+	answers := r.listOffsets(ctx, meta, asks, readUncommitted)
 	atLeast := r.doubt(ctx, meta, asks, answers)
 	out := make(map[string]map[int32]ListedOffset, len(at))
 	for p := range asks {
@@ -173,7 +173,7 @@ func (r *requester) doubt(ctx context.Context, meta metadata, asks map[partition
 			none = append(none, p)
 		}
 	}
-	newest := r.listOffsets(ctx, meta, atAll(none, atNewest))
+	newest := r.listOffsets(ctx, meta, atAll(none, atNewest), readUncommitted)
 	for _, p := range none {
 		switch a, ok := newest[p]; {
 		case !ok:
@@ -184,7 +184,7 @@ func (r *requester) doubt(ctx context.Context, meta metadata, asks map[partition
 			doubted = append(doubted, p)
 		}
 	}
-	starts := r.listOffsets(ctx, meta, atAll(doubted, atStart))
+	starts := r.listOffsets(ctx, meta, atAll(doubted, atStart), readUncommitted)
 	for _, p := range doubted {
 		if a, ok := starts[p]; ok {
 			answers[p], atLeast[p] = a, a.err == nil

@@ -30,22 +30,22 @@ const (
 // Reader reads a topic's records once, as a consumer of committed data would,
 // but in no group: it commits nothing and needs READ on the topic only.
 type Reader struct {
-	client *kgo.Client
-	topic  string
-	spans  map[int32]*span // that are not read to their end
-	held   []Span
+	client       *kgo.Client
+	topic        string
+	recordRanges map[int32]*recordRange // that are not read to their end
+	held         []Span
 
-	// Patience is how long to wait for a record while spans are not at their
+	// Patience is how long to wait for a record while recordRanges are not at their
 	// end.
 	Patience time.Duration
 }
 
-type span struct{ next, to int64 }
+type recordRange struct{ next, to int64 }
 
-// Read begins to read the spans of one topic. What is no longer there is left
+// Read begins to read the recordRanges of one topic. What is no longer there is left
 // out; what an open transaction holds back from readers of committed data is
 // left out too, and told by Held.
-func (c *Client) Read(ctx context.Context, topic string, spans []Span) (*Reader, error) {
+func (c *Client) Read(ctx context.Context, topic string, recordRanges []Span) (*Reader, error) {
 	admin := kadm.NewClient(c.kgo)
 	ctx, cancel := context.WithTimeout(ctx, 3*requestTimeout)
 	defer cancel()
@@ -57,9 +57,9 @@ func (c *Client) Read(ctx context.Context, topic string, spans []Span) (*Reader,
 	if err != nil {
 		return nil, wrap(fmt.Errorf("topic %s: %w", topic, err))
 	}
-	r := &Reader{topic: topic, spans: map[int32]*span{}, Patience: readPatience}
+	r := &Reader{topic: topic, recordRanges: map[int32]*recordRange{}, Patience: readPatience}
 	from := map[int32]kgo.Offset{}
-	for _, s := range spans {
+	for _, s := range recordRanges {
 		start, ok := starts.Lookup(topic, s.Partition)
 		end, ok2 := stable.Lookup(topic, s.Partition)
 		if !ok || !ok2 {
@@ -68,9 +68,9 @@ func (c *Client) Read(ctx context.Context, topic string, spans []Span) (*Reader,
 		if s.To > end.Offset {
 			r.held = append(r.held, Span{s.Partition, max(s.From, end.Offset), s.To})
 		}
-		one := &span{next: max(s.From, start.Offset), to: min(s.To, end.Offset)}
+		one := &recordRange{next: max(s.From, start.Offset), to: min(s.To, end.Offset)}
 		if one.next < one.to {
-			r.spans[s.Partition] = one
+			r.recordRanges[s.Partition] = one
 			from[s.Partition] = kgo.NewOffset().At(one.next)
 		}
 	}
@@ -101,7 +101,7 @@ func listed1(l kadm.ListedOffsets, err error) (kadm.ListedOffsets, error) {
 // Next returns some of the records, io.EOF after the last, and an error that
 // names where it stands if none has come for Patience.
 func (r *Reader) Next(ctx context.Context) ([]*kgo.Record, error) {
-	for len(r.spans) > 0 {
+	for len(r.recordRanges) > 0 {
 		poll, cancel := context.WithTimeout(ctx, r.Patience)
 		fetches := r.client.PollRecords(poll, recordsAtOnce)
 		expired := poll.Err() != nil
@@ -120,7 +120,7 @@ func (r *Reader) Next(ctx context.Context) ([]*kgo.Record, error) {
 		}
 		var out []*kgo.Record
 		fetches.EachPartition(func(p kgo.FetchTopicPartition) {
-			s := r.spans[p.Partition]
+			s := r.recordRanges[p.Partition]
 			for _, record := range p.Records {
 				if s == nil || record.Offset >= s.to {
 					break
@@ -130,14 +130,14 @@ func (r *Reader) Next(ctx context.Context) ([]*kgo.Record, error) {
 				}
 			}
 			if n := len(p.Records); s != nil && n > 0 && p.Records[n-1].Offset+1 >= s.to {
-				delete(r.spans, p.Partition)
+				delete(r.recordRanges, p.Partition)
 				r.client.PauseFetchPartitions(map[string][]int32{r.topic: {p.Partition}})
 			}
 		})
 		if len(out) > 0 {
 			return out, nil
 		}
-		if expired && len(r.spans) > 0 {
+		if expired && len(r.recordRanges) > 0 {
 			return nil, wrap(fmt.Errorf("topic %s: no record came for %s, with %s still to be read: %w", r.topic, r.Patience, r.left(), context.DeadlineExceeded))
 		}
 	}
@@ -147,7 +147,7 @@ func (r *Reader) Next(ctx context.Context) ([]*kgo.Record, error) {
 // left says where the reading stands.
 func (r *Reader) left() string {
 	var parts []string
-	for p, s := range r.spans {
+	for p, s := range r.recordRanges {
 		parts = append(parts, fmt.Sprintf("partition %d from offset %d to %d", p, s.next, s.to))
 	}
 	slices.Sort(parts)
@@ -157,7 +157,7 @@ func (r *Reader) left() string {
 // Left are the parts that Next has not reached.
 func (r *Reader) Left() []Span {
 	var out []Span
-	for p, s := range r.spans {
+	for p, s := range r.recordRanges {
 		out = append(out, Span{p, s.next, s.to})
 	}
 	slices.SortFunc(out, func(a, b Span) int { return int(a.Partition - b.Partition) })

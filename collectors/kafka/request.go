@@ -38,6 +38,22 @@ func requestContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, limit)
 }
 
+// The requests a poll may send: so many for each broker and for the cluster.
+// What is left of them after commits and bounds goes into looking at tails and
+// dating records.
+const (
+	requestsPerBroker  = 6
+	requestsPerCluster = 2
+)
+
+// affords says whether the poll may send as many more, in a cluster of so many
+// brokers.
+func (r *requester) affords(brokers int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sent+brokers <= requestsPerBroker*brokers+requestsPerCluster
+}
+
 func (r *requester) count(n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

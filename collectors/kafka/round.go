@@ -31,6 +31,8 @@ type memory struct {
 	timelines map[partition]*timeline
 	firstsAt  time.Time // when first records were last asked for anew
 	members   map[string]seenMembers
+	stable    map[partition]stable
+	tails     tails
 }
 
 func newMemory(config Config) memory {
@@ -39,6 +41,7 @@ func newMemory(config Config) memory {
 		configs:   topicConfigs{interval: config.TopicConfigInterval, byTopic: map[string]topicConfig{}},
 		timelines: map[partition]*timeline{},
 		members:   map[string]seenMembers{},
+		tails:     newTails(),
 	}
 }
 
@@ -100,8 +103,11 @@ func (c *Client) poll(ctx context.Context) *round {
 		starts, ends map[partition]listed
 	)
 	all := meta.partitions()
-	wg.Go(func() { starts = r.listOffsets(ctx, meta, atAll(all, atStart)) })
-	wg.Go(func() { ends = r.listOffsets(ctx, meta, atAll(all, atEnd)) })
+	wg.Go(func() { starts = r.listOffsets(ctx, meta, atAll(all, atStart), readUncommitted) })
+	wg.Go(func() {
+		ends = r.listOffsets(ctx, meta, atAll(all, atEnd), readUncommitted)
+		c.askStable(ctx, r, meta, ends)
+	})
 	wg.Go(func() { c.memory.configs.refresh(ctx, r, meta, now) })
 	wg.Go(func() { groupProblems = append(groupProblems, c.members(ctx, r, picked)...) })
 	wg.Wait()
@@ -110,7 +116,10 @@ func (c *Client) poll(ctx context.Context) *round {
 	found := partitionProblems{}
 	topics.fill(meta, starts, ends, found)
 	topics.fillConfigs(meta, c.memory.configs)
-	groups.fill(picked, committed, c.memory.members, topics)
+	topics.fillStable(c.memory.stable)
+	groups.fill(picked, committed, c.memory.members)
+	c.memory.tails.refresh(ctx, r, meta, topics, groups, c.memory.polls == 1, c.config.TopicConfigInterval)
+	groups.judge(c.memory.tails, topics)
 
 	out.timeSteps = c.times(ctx, r, meta, topics, groups, found)
 

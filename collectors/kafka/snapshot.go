@@ -47,6 +47,9 @@ type Partition struct {
 	// Start is the log start: the first offset that is still there. End is the
 	// next offset to be written.
 	Start, End Known[int64]
+	// Stable is the last stable offset: where the oldest open transaction began,
+	// and End where none is open. As of this poll or the one before.
+	Stable Known[int64]
 	// Oldest is the timestamp of the first record; not known where there is
 	// none.
 	Oldest Known[time.Time]
@@ -99,11 +102,20 @@ type GroupPartition struct {
 	Partition int32
 	// Committed is the group's next offset.
 	Committed int64
-	// Lag is log end minus the later of Committed and log start, 0 at least.
+	// Next is the later of Committed and the log start, moved past what is known
+	// to be no event: transactions' own records, those of aborted ones, holes
+	// that compaction left.
+	Next int64
+	// Lag is log end minus Next, 0 at least.
 	Lag Known[int64]
-	// Expired is log start minus Committed, 0 at least: records deleted before
-	// the group handled them.
+	// Expired is log start minus Committed, 0 at least, without what is known to
+	// have been no event: records deleted before the group handled them.
 	Expired Known[int64]
+	// Unverified is how many of Expired may have been no events either.
+	Unverified int64
+	// Held says that the group waits for an open transaction to end: its next
+	// record is the transaction's first.
+	Held bool
 	// OutOfRange says whether Committed lies outside the log: the next fetch
 	// resets the group.
 	OutOfRange Known[bool]
@@ -114,6 +126,9 @@ type GroupPartition struct {
 
 	labels labelSet
 }
+
+// waits says whether the log has something to come for the group.
+func (p GroupPartition) waits() bool { return p.Lag.OK && p.Lag.Value > 0 }
 
 // Problems implements poll.Snapshot.
 func (t *Topics) Problems() []poll.Problem { return t.problems }
@@ -154,15 +169,4 @@ func age(now, record time.Time) Known[float64] {
 		return Known[float64]{}
 	}
 	return known(max(0, d.Seconds()))
-}
-
-// judge computes what the log's bounds tell of a commit.
-func judge(p *GroupPartition, bounds Partition) {
-	if !bounds.Start.OK || !bounds.End.OK {
-		return
-	}
-	start, end := bounds.Start.Value, bounds.End.Value
-	p.Lag = known(max(0, end-max(p.Committed, start)))
-	p.Expired = known(max(0, start-p.Committed))
-	p.OutOfRange = known(p.Committed < start || p.Committed > end)
 }

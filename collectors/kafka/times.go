@@ -6,21 +6,15 @@ import (
 	"time"
 )
 
-// The requests a poll may send: so many for each broker and for the cluster.
-// What is left of them after commits and bounds goes into dating records.
-const (
-	requestsPerBroker  = 6
-	requestsPerCluster = 2
-	// coldSteps is how many steps the first poll may take, which knows nothing.
-	coldSteps = 16
-)
+// coldSteps is how many steps the first poll may take, which knows nothing.
+const coldSteps = 16
 
 // times dates the first record of every partition and the records that groups
 // wait at, by asking leaders for the first record at or after a time: all
 // partitions in one step, a few steps a poll, each starting from what is known.
 func (c *Client) times(ctx context.Context, r *requester, meta metadata, topics *Topics, groups *Groups, found partitionProblems) (steps int) {
 	now := topics.At.UnixMilli()
-	waiting := groups.waiting(topics)
+	waiting := groups.waiting()
 	lines := c.timelines(meta, topics.At)
 	failed := map[partition]bool{}
 	for {
@@ -43,11 +37,11 @@ func (c *Client) times(ctx context.Context, r *requester, meta metadata, topics 
 			if steps == coldSteps {
 				break
 			}
-		} else if r.sent+len(meta.brokers) > requestsPerBroker*len(meta.brokers)+requestsPerCluster {
+		} else if !r.affords(len(meta.brokers)) {
 			break
 		}
 		steps++
-		answers := r.listOffsets(ctx, meta, asks)
+		answers := r.listOffsets(ctx, meta, asks, readUncommitted)
 		for p, asked := range asks {
 			a, ok := answers[p]
 			if !ok || a.err != nil {
@@ -69,7 +63,7 @@ func (c *Client) times(ctx context.Context, r *requester, meta metadata, topics 
 		}
 	}
 	topics.date(lines, now)
-	groups.date(topics, lines, now)
+	groups.date(lines, now)
 	for p, line := range lines {
 		line.prune(line.open(waiting[p]))
 	}
@@ -103,36 +97,25 @@ func (c *Client) timelines(meta metadata, now time.Time) map[partition]*timeline
 
 // waiting is where groups stand with records still to come: for each partition
 // the offsets of the oldest record not yet committed past.
-func (g *Groups) waiting(topics *Topics) map[partition][]int64 {
+func (g *Groups) waiting() map[partition][]int64 {
 	seen := map[partition]map[int64]bool{}
 	out := map[partition][]int64{}
 	for _, group := range g.Groups {
 		for _, t := range group.Topics {
 			for _, gp := range t.Partitions {
 				p := partition{t.Topic, gp.Partition}
-				offset, ok := topics.partition(p.topic, p.id).waitingAt(gp.Committed)
-				if !ok || seen[p][offset] {
+				if !gp.waits() || seen[p][gp.Next] {
 					continue
 				}
 				if seen[p] == nil {
 					seen[p] = map[int64]bool{}
 				}
-				seen[p][offset] = true
-				out[p] = append(out[p], offset)
+				seen[p][gp.Next] = true
+				out[p] = append(out[p], gp.Next)
 			}
 		}
 	}
 	return out
-}
-
-// waitingAt is the first offset at or after committed that is still there; ok
-// is false where there is none or it is not known.
-func (p Partition) waitingAt(committed int64) (offset int64, ok bool) {
-	if !p.Start.OK || !p.End.OK {
-		return 0, false
-	}
-	offset = max(committed, p.Start.Value)
-	return offset, offset < p.End.Value
 }
 
 // date sets the timestamps of first records.
@@ -152,7 +135,7 @@ func (t *Topics) date(lines map[partition]*timeline, now int64) {
 }
 
 // date sets the timestamps of the records that groups wait at.
-func (g *Groups) date(topics *Topics, lines map[partition]*timeline, now int64) {
+func (g *Groups) date(lines map[partition]*timeline, now int64) {
 	for _, group := range g.Groups {
 		for _, t := range group.Topics {
 			for i := range t.Partitions {
@@ -160,13 +143,12 @@ func (g *Groups) date(topics *Topics, lines map[partition]*timeline, now int64) 
 				if !gp.Lag.OK {
 					continue
 				}
-				offset, some := topics.partition(t.Topic, gp.Partition).waitingAt(gp.Committed)
-				if !some {
+				if !gp.waits() {
 					gp.Waiting = known(time.Time{})
 					continue
 				}
 				if line := lines[partition{t.Topic, gp.Partition}]; line != nil {
-					if ms, ok := line.after(offset, now); ok && ms != math.MaxInt64 {
+					if ms, ok := line.after(gp.Next, now); ok && ms != math.MaxInt64 {
 						gp.Waiting = known(time.UnixMilli(ms))
 					}
 				}

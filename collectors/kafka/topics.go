@@ -21,7 +21,7 @@ var (
 )
 
 // boundsDescs are the metrics whose labels follow the granularity.
-type boundsDescs struct{ oldest, start, end *prometheus.Desc }
+type boundsDescs struct{ oldest, start, end, stable *prometheus.Desc }
 
 func newBoundsDescs(labels ...string) boundsDescs {
 	return boundsDescs{
@@ -31,6 +31,8 @@ func newBoundsDescs(labels ...string) boundsDescs {
 			"First offset that is still there; summed where there is no partition label.", labels, nil),
 		end: prometheus.NewDesc("kafka_topic_partition_log_end_offset",
 			"Next offset to be written; summed where there is no partition label.", labels, nil),
+		stable: prometheus.NewDesc("kafka_topic_partition_last_stable_offset",
+			"Where the oldest open transaction began, the log end where none is open: readers of committed records get no further; summed where there is no partition label.", labels, nil),
 	}
 }
 
@@ -59,7 +61,7 @@ func (c *Client) Topics() poll.Source { return &topicsSource{client: c} }
 // Describe implements poll.Source.
 func (s *topicsSource) Describe(ch chan<- *prometheus.Desc) {
 	b := boundsOf(s.client.config.Granularity)
-	for _, d := range []*prometheus.Desc{retentionSecondsDesc, retentionBytesDesc, worstCaseDesc, b.oldest, b.start, b.end} {
+	for _, d := range []*prometheus.Desc{retentionSecondsDesc, retentionBytesDesc, worstCaseDesc, b.oldest, b.start, b.end, b.stable} {
 		ch <- d
 	}
 }
@@ -85,10 +87,13 @@ func (t *Topics) Collect(now time.Time, ch chan<- prometheus.Metric) {
 			send.gauge(worstCaseDesc, r.Value.WorstCaseSeconds, topic.labels)
 		}
 		if t.granularity == ByTopic {
-			start, end, oldest, ok := topic.sum()
+			start, end, stable, oldest, ok := topic.sum()
 			if start.OK {
 				send.gauge(descs.start, float64(start.Value), topic.labels)
 				send.gauge(descs.end, float64(end.Value), topic.labels)
+			}
+			if stable.OK {
+				send.gauge(descs.stable, float64(stable.Value), topic.labels)
 			}
 			if ok && !oldest.IsZero() {
 				send.age(descs.oldest, oldest, topic.labels)
@@ -99,6 +104,9 @@ func (t *Topics) Collect(now time.Time, ch chan<- prometheus.Metric) {
 			if p.Start.OK && p.End.OK {
 				send.gauge(descs.start, float64(p.Start.Value), p.labels)
 				send.gauge(descs.end, float64(p.End.Value), p.labels)
+			}
+			if p.Stable.OK {
+				send.gauge(descs.stable, float64(p.Stable.Value), p.labels)
 			}
 			if p.Oldest.OK {
 				send.age(descs.oldest, p.Oldest.Value, p.labels)
@@ -125,17 +133,18 @@ func (t *Topics) label(granularity string) {
 // sum adds up the partitions' bounds and finds the oldest record, the zero time
 // where there is none. A partition that is not known makes the topic's sum
 // unknown, and one whose first record is not known makes the age so.
-func (t *Topic) sum() (start, end Known[int64], oldest time.Time, oldestOK bool) {
+func (t *Topic) sum() (start, end, stable Known[int64], oldest time.Time, oldestOK bool) {
 	if len(t.Partitions) == 0 {
-		return start, end, oldest, false
+		return start, end, stable, oldest, false
 	}
-	start, end, oldestOK = known[int64](0), known[int64](0), true
+	start, end, stable, oldestOK = known[int64](0), known[int64](0), known[int64](0), true
 	for _, p := range t.Partitions {
 		if !p.Start.OK || !p.End.OK {
-			return Known[int64]{}, Known[int64]{}, time.Time{}, false
+			return Known[int64]{}, Known[int64]{}, Known[int64]{}, time.Time{}, false
 		}
 		start.Value += p.Start.Value
 		end.Value += p.End.Value
+		stable = both(stable, p.Stable, func(a, b int64) int64 { return a + b })
 		switch {
 		case p.Start.Value >= p.End.Value: // empty
 		case !p.Oldest.OK:
@@ -144,7 +153,7 @@ func (t *Topic) sum() (start, end Known[int64], oldest time.Time, oldestOK bool)
 			oldest = p.Oldest.Value
 		}
 	}
-	return start, end, oldest, oldestOK
+	return start, end, stable, oldest, oldestOK
 }
 
 // fill copies the log's bounds.
