@@ -2,16 +2,18 @@ package kafka
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"oncewatch/collectors/poll"
 )
 
-// The group types that are watched. Share and streams groups are left out.
+// The group types that are watched. Share and streams groups, and groups that
+// are no consumers, are left out.
 const (
 	classic  = "classic"
 	consumer = "consumer" // KIP-848
@@ -23,10 +25,13 @@ type listedGroup struct {
 	kind        string
 	state       string // empty before Kafka 2.6
 	coordinator int32
+	// unlisted: it is awaited, and its coordinator does not list it.
+	unlisted bool
 }
 
-// listGroups asks every broker for the groups it coordinates. An error means
-// that no broker answered.
+// listGroups asks every broker for the groups it coordinates; while a
+// coordinator moves, two brokers may list the same one. An error means that no
+// broker answered.
 func (r *requester) listGroups(ctx context.Context, brokers []int32) ([]listedGroup, []poll.Problem, error) {
 	requests := make(map[int32]kmsg.Request, len(brokers))
 	for _, b := range brokers {
@@ -57,8 +62,8 @@ func (r *requester) listGroups(ctx context.Context, brokers []int32) ([]listedGr
 			}
 			// Commits without a consumer leave the protocol empty; Connect's
 			// workers and schema registries have one of their own.
-			if kind != consumer && (kind != classic || g.ProtocolType != "consumer" && g.ProtocolType != "") {
-				continue
+			if kind == classic && g.ProtocolType != "consumer" && g.ProtocolType != "" {
+				kind = g.ProtocolType
 			}
 			groups = append(groups, listedGroup{name: g.Group, kind: kind, state: g.GroupState, coordinator: broker})
 		}
@@ -74,9 +79,6 @@ func (r *requester) listGroups(ctx context.Context, brokers []int32) ([]listedGr
 		}
 		return nil, nil, fmt.Errorf("list consumer groups: %w", last)
 	}
-	// While a coordinator moves, two brokers may list the same group.
-	slices.SortFunc(groups, func(a, b listedGroup) int { return strings.Compare(a.name, b.name) })
-	groups = slices.CompactFunc(groups, func(a, b listedGroup) bool { return a.name == b.name })
 	return groups, problems, nil
 }
 
@@ -112,6 +114,9 @@ func (r *requester) fetchCommits(ctx context.Context, groups []listedGroup, watc
 	for _, resp := range answers.ok {
 		for _, g := range resp.Groups {
 			c := commits{topics: map[string][]commit{}, err: codeError(g.ErrorCode)}
+			if errors.Is(c.err, kerr.GroupIDNotFound) {
+				c.err = nil // a group that is gone has no commits
+			}
 			failed := map[string]error{}
 			for _, t := range g.Topics {
 				if !watched(t.Topic) {

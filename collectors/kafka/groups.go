@@ -20,6 +20,8 @@ var (
 		"Members of the group.", []string{"consumer_group"}, nil)
 	stateDesc = prometheus.NewDesc("consumer_group_state",
 		"1 for the state that the group is in, as Kafka calls it.", []string{"consumer_group", "state"}, nil)
+	subscribedDesc = prometheus.NewDesc("consumer_group_topic_subscribed",
+		"1 where a member of the group consumes the topic, 0 where none does any more; absent where the group has no members.", []string{"consumer_group", "topic"}, nil)
 	leftOutDesc = prometheus.NewDesc("oncewatch_kafka_groups_left_out",
 		"Groups that are not watched because there are more than --kafka.max-groups.", nil, nil)
 )
@@ -69,7 +71,7 @@ func (c *Client) Groups() poll.Source { return &groupsSource{client: c} }
 // Describe implements poll.Source.
 func (s *groupsSource) Describe(ch chan<- *prometheus.Desc) {
 	l := lagOf(s.client.config.Granularity)
-	for _, d := range []*prometheus.Desc{topicInfoDesc, membersDesc, stateDesc, leftOutDesc, l.committed, l.lag, l.seconds, l.expired, l.unverified, l.outOfRange} {
+	for _, d := range []*prometheus.Desc{topicInfoDesc, membersDesc, stateDesc, subscribedDesc, leftOutDesc, l.committed, l.lag, l.seconds, l.expired, l.unverified, l.outOfRange} {
 		ch <- d
 	}
 }
@@ -99,6 +101,9 @@ func (g *Groups) Collect(now time.Time, ch chan<- prometheus.Metric) {
 		for i := range group.Topics {
 			t := &group.Topics[i]
 			send.gauge(topicInfoDesc, 1, t.labels)
+			if s := group.Subscribed(t.Topic); s.OK {
+				send.flag(subscribedDesc, s.Value, t.labels)
+			}
 			if g.granularity == ByTopic {
 				sum := t.Sum()
 				send.lag(descs, &sum, t.labels)
@@ -126,11 +131,7 @@ func (s *sender) lag(descs lagDescs, p *GroupPartition, labels labelSet) {
 		}
 	}
 	if p.OutOfRange.OK {
-		outside := 0.0
-		if p.OutOfRange.Value {
-			outside = 1
-		}
-		s.gauge(descs.outOfRange, outside, labels)
+		s.flag(descs.outOfRange, p.OutOfRange.Value, labels)
 	}
 }
 
@@ -198,7 +199,7 @@ func (g *Groups) fill(picked []listedGroup, committed map[string]commits, member
 		group := &Group{Name: l.name, Type: l.kind, State: l.state}
 		g.Groups = append(g.Groups, group)
 		if seen, ok := members[l.name]; ok && seen.err == nil {
-			group.Members = known(seen.members)
+			group.Members, group.subscription = known(seen.members), seen.subscription
 			if group.State == "" {
 				group.State = seen.description.state
 			}

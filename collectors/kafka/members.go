@@ -12,6 +12,7 @@ import (
 
 type seenMembers struct {
 	state string // as listed when it was described
+	poll  int    // in which the subscription was read
 	description
 }
 
@@ -28,7 +29,7 @@ func (c *Client) members(ctx context.Context, r *requester, groups []listedGroup
 	var due []listedGroup
 	for _, g := range groups {
 		if g.state == "Empty" || g.state == "Dead" {
-			kept[g.name] = seenMembers{g.state, description{state: g.state}}
+			kept[g.name] = seenMembers{g.state, 0, description{state: g.state}}
 			continue
 		}
 		seen, ok := c.memory.members[g.name]
@@ -43,7 +44,7 @@ func (c *Client) members(ctx context.Context, r *requester, groups []listedGroup
 		described := r.describe(ctx, due, kind)
 		for _, g := range due {
 			if d, ok := described[g.name]; ok {
-				kept[g.name] = seenMembers{g.state, d}
+				kept[g.name] = c.memory.members[g.name].then(seenMembers{g.state, c.memory.polls, d})
 			}
 		}
 	}
@@ -57,11 +58,23 @@ func (c *Client) members(ctx context.Context, r *requester, groups []listedGroup
 	return problems
 }
 
+// then is what is known after a group was described again. While its members
+// join, a classic group does not tell what they subscribe to: it is taken to be
+// what it was, for a while.
+func (s seenMembers) then(now seenMembers) seenMembers {
+	if now.err == nil && now.members > 0 && now.subscription == nil && s.subscription != nil && now.poll-s.poll <= 3*describeEvery {
+		now.subscription, now.poll = s.subscription, s.poll
+	}
+	return now
+}
+
 // description is what only describing a group tells.
 type description struct {
 	state   string
 	members int
-	err     error
+	// subscription is nil where the group has no members or does not tell.
+	subscription *subscription
+	err          error
 }
 
 // describe asks each coordinator once for all its groups of one type.
@@ -84,7 +97,7 @@ func (r *requester) describe(ctx context.Context, groups []listedGroup, kind str
 		answers := ask[*kmsg.ConsumerGroupDescribeResponse](ctx, r, requests)
 		for _, resp := range answers.ok {
 			for _, g := range resp.Groups {
-				out[g.Group] = description{g.State, len(g.Members), codeError(g.ErrorCode)}
+				out[g.Group] = description{g.State, len(g.Members), subscriptionOf(g.Members), codeError(g.ErrorCode)}
 			}
 		}
 		refused = answers.refused
@@ -98,7 +111,7 @@ func (r *requester) describe(ctx context.Context, groups []listedGroup, kind str
 		answers := ask[*kmsg.DescribeGroupsResponse](ctx, r, requests)
 		for _, resp := range answers.ok {
 			for _, g := range resp.Groups {
-				d := description{g.State, len(g.Members), codeError(g.ErrorCode)}
+				d := description{g.State, len(g.Members), classicSubscriptionOf(g.Members), codeError(g.ErrorCode)}
 				if d.err == nil && g.State == "Dead" {
 					// What versions below 6 answer for a group that is not theirs.
 					d.err = kerr.GroupIDNotFound

@@ -29,7 +29,8 @@ type memory struct {
 	interest  map[string]bool // topics that groups had commits on
 	configs   topicConfigs
 	timelines map[partition]*timeline
-	firstsAt  time.Time // when first records were last asked for anew
+	firstsAt  time.Time         // when first records were last asked for anew
+	groups    map[string]string // by name, their types: those that were read, or should have been
 	members   map[string]seenMembers
 	stable    map[partition]stable
 	tails     tails
@@ -40,6 +41,7 @@ func newMemory(config Config) memory {
 		interest:  map[string]bool{},
 		configs:   topicConfigs{interval: config.TopicConfigInterval, byTopic: map[string]topicConfig{}},
 		timelines: map[partition]*timeline{},
+		groups:    map[string]string{},
 		members:   map[string]seenMembers{},
 		tails:     newTails(),
 	}
@@ -61,6 +63,7 @@ func (c *Client) poll(ctx context.Context) *round {
 
 	names := maps.Clone(c.memory.interest)
 	maps.Copy(names, watchedTopics)
+	names[offsetsTopic] = true
 	meta, err := r.loadMetadata(ctx, slices.Sorted(maps.Keys(names)))
 	if err != nil {
 		err = wrap(fmt.Errorf("Kafka at %s: %w", strings.Join(c.config.Brokers, ","), err))
@@ -70,17 +73,23 @@ func (c *Client) poll(ctx context.Context) *round {
 	}
 
 	groups := &Groups{At: now}
-	picked, left, groupProblems, err := c.pickGroups(ctx, r, meta.brokers, watchedGroups)
+	offline := meta.topics[offsetsTopic].offline()
+	picked, left, unlocated, groupProblems, err := c.pickGroups(ctx, r, meta.brokers, watchedGroups)
 	if err != nil {
 		out.groupsErr = wrap(err)
 	}
 	groups.LeftOut = left
 	committed, commitProblems := r.fetchCommits(ctx, picked, c.topics.matches)
-	groupProblems = append(groupProblems, commitProblems...)
+	groupProblems = slices.Concat(groupProblems, commitProblems, offline)
 	picked = c.withCommits(picked, committed, watchedGroups)
 
+	c.memory.groups = unlocated
+	for _, g := range picked {
+		c.memory.groups[g.name] = g.kind
+	}
+
 	interest := map[string]bool{}
-	complete := err == nil && len(r.down) == 0
+	complete := err == nil && len(r.down) == 0 && len(offline) == 0 && len(unlocated) == 0
 	for _, g := range picked {
 		complete = complete && committed[g.name].err == nil
 		for topic := range committed[g.name].topics {

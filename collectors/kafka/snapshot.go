@@ -85,6 +85,7 @@ type Group struct {
 	// Topics that the group has commits on, by name.
 	Topics []GroupTopic
 
+	subscription        *subscription
 	labels, stateLabels labelSet
 }
 
@@ -145,6 +146,15 @@ func (g *Group) Topic(name string) *GroupTopic {
 		}
 	}
 	return nil
+}
+
+// Subscribed says whether a member of the group consumes a topic; not known
+// where the group has no members or they do not tell.
+func (g *Group) Subscribed(topic string) Known[bool] {
+	if g.subscription == nil {
+		return Known[bool]{}
+	}
+	return known(g.subscription.has(topic))
 }
 
 // Group returns the group of this name; nil where there is none.

@@ -94,6 +94,15 @@ func (s *sender) send(desc *prometheus.Desc, value float64, labels labelSet, age
 	s.ch <- one
 }
 
+// flag sends 1 for true and 0 for false.
+func (s *sender) flag(desc *prometheus.Desc, value bool, labels labelSet) {
+	if value {
+		s.gauge(desc, 1, labels)
+	} else {
+		s.gauge(desc, 0, labels)
+	}
+}
+
 // age sends how long ago a record was written: 0 for the zero time, nothing
 // where its timestamp cannot be right.
 func (s *sender) age(desc *prometheus.Desc, record time.Time, labels labelSet) {
