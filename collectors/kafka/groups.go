@@ -15,13 +15,13 @@ import (
 
 var (
 	topicInfoDesc = prometheus.NewDesc("consumer_group_topic_info",
-		"1 for each topic that the group has commits on.", []string{"consumer_group", "topic"}, nil)
+		"1 for each topic that the group has commits on. Absent for any other.", []string{"consumer_group", "topic"}, nil)
 	membersDesc = prometheus.NewDesc("consumer_group_members",
-		"Members of the group.", []string{"consumer_group"}, nil)
+		"Members of the group. Absent where the group could not be described.", []string{"consumer_group"}, nil)
 	stateDesc = prometheus.NewDesc("consumer_group_state",
-		"1 for the state that the group is in, as Kafka calls it.", []string{"consumer_group", "state"}, nil)
+		"1 for the state that the group is in, as Kafka calls it. Absent for the other states, and where the group could not be described.", []string{"consumer_group", "state"}, nil)
 	subscribedDesc = prometheus.NewDesc("consumer_group_topic_subscribed",
-		"1 where a member of the group consumes the topic, 0 where none does any more; absent where the group has no members.", []string{"consumer_group", "topic"}, nil)
+		"1 where a member of the group consumes the topic, 0 where none does any more. Absent where the group has no members.", []string{"consumer_group", "topic"}, nil)
 	leftOutDesc = prometheus.NewDesc("oncewatch_kafka_groups_left_out",
 		"Groups that are not watched because there are more than --kafka.max-groups.", nil, nil)
 )
@@ -32,17 +32,17 @@ type lagDescs struct{ committed, lag, seconds, expired, unverified, outOfRange *
 func newLagDescs(labels ...string) lagDescs {
 	return lagDescs{
 		committed: prometheus.NewDesc("consumer_committed_offset",
-			"The group's committed offset: where it goes on after a restart; summed where there is no partition label.", labels, nil),
+			"The group's committed offset: where it goes on after a restart; summed where there is no partition label. Absent where it has none.", labels, nil),
 		lag: prometheus.NewDesc("consumer_lag",
-			"Records that the group has yet to handle: log end minus the later of its committed offset and log start, and not what is known to be no event.", labels, nil),
+			"Records that the group has yet to handle: log end minus the later of its committed offset and log start, and not what is known to be no event. Absent where the group has no commit, or the partition no leader.", labels, nil),
 		seconds: prometheus.NewDesc("consumer_lag_seconds",
-			"Age of the oldest record that the group has not committed past, by the record's own timestamp; 0 where there is none.", labels, nil),
+			"Age of the oldest record that the group has not committed past, by the record's own timestamp; 0 where there is none. Absent where the group has no commit, or the record's time cannot be read.", labels, nil),
 		expired: prometheus.NewDesc("consumer_records_expired",
-			"Records deleted before the group handled them: log start minus its committed offset, 0 at least, without what is known to have been no event.", labels, nil),
+			"Records deleted before the group handled them: log start minus its committed offset, 0 at least, without what is known to have been no event. Absent where the group has no commit.", labels, nil),
 		unverified: prometheus.NewDesc("consumer_records_expired_unverified",
 			"Of consumer_records_expired, those that may have been no events: transaction markers or records of aborted transactions. Absent where nothing expired.", labels, nil),
 		outOfRange: prometheus.NewDesc("consumer_offset_out_of_range",
-			"1 where the group's committed offset lies outside the log, so that its next fetch resets it.", labels, nil),
+			"1 where the group's committed offset lies outside the log, so that its next fetch resets it. Absent where the group has no commit.", labels, nil),
 	}
 }
 

@@ -13,11 +13,11 @@ import (
 
 var (
 	retentionSecondsDesc = prometheus.NewDesc("kafka_topic_retention_seconds",
-		"Effective retention.ms of the topic, +Inf where it never deletes by age.", []string{"topic"}, nil)
+		"Effective retention.ms of the topic, +Inf where it never deletes by age. Absent where the configuration cannot be read.", []string{"topic"}, nil)
 	retentionBytesDesc = prometheus.NewDesc("kafka_topic_retention_bytes",
-		"Effective retention.bytes of each of the topic's partitions, +Inf where it never deletes by size.", []string{"topic"}, nil)
+		"Effective retention.bytes of each of the topic's partitions, +Inf where it never deletes by size. Absent where the configuration cannot be read.", []string{"topic"}, nil)
 	worstCaseDesc = prometheus.NewDesc("kafka_topic_worst_case_retention_seconds",
-		"How long a record can really stay: retention.ms plus segment.ms, since whole segments are deleted after their newest record expired.", []string{"topic"}, nil)
+		"How long a record can really stay: retention.ms plus segment.ms, since whole segments are deleted after their newest record expired. Absent where the configuration cannot be read.", []string{"topic"}, nil)
 )
 
 // boundsDescs are the metrics whose labels follow the granularity.
@@ -26,13 +26,13 @@ type boundsDescs struct{ oldest, start, end, stable *prometheus.Desc }
 func newBoundsDescs(labels ...string) boundsDescs {
 	return boundsDescs{
 		oldest: prometheus.NewDesc("kafka_topic_oldest_record_age_seconds",
-			"Age of the oldest record that is still there.", labels, nil),
+			"Age of the oldest record that is still there. Absent where there is none, or where it cannot be read.", labels, nil),
 		start: prometheus.NewDesc("kafka_topic_partition_log_start_offset",
-			"First offset that is still there; summed where there is no partition label.", labels, nil),
+			"First offset that is still there; summed where there is no partition label. Absent where the partition has no leader.", labels, nil),
 		end: prometheus.NewDesc("kafka_topic_partition_log_end_offset",
-			"Next offset to be written; summed where there is no partition label.", labels, nil),
+			"Next offset to be written; summed where there is no partition label. Absent where the partition has no leader.", labels, nil),
 		stable: prometheus.NewDesc("kafka_topic_partition_last_stable_offset",
-			"Where the oldest open transaction began, the log end where none is open: readers of committed records get no further; summed where there is no partition label.", labels, nil),
+			"Where the oldest open transaction began, the log end where none is open: readers of committed records get no further; summed where there is no partition label. Absent where the partition has no leader.", labels, nil),
 	}
 }
 

@@ -11,13 +11,13 @@ var (
 	successDesc = prometheus.NewDesc("oncewatch_collector_success",
 		"1 where the newest poll of the collector succeeded.", []string{"collector"}, nil)
 	durationDesc = prometheus.NewDesc("oncewatch_collector_duration_seconds",
-		"How long the newest poll of the collector took.", []string{"collector"}, nil)
+		"How long the newest poll of the collector took. Absent until one has ended.", []string{"collector"}, nil)
 	lastSuccessDesc = prometheus.NewDesc("oncewatch_collector_last_success_timestamp_seconds",
 		"When the newest successful poll of the collector began; 0 where there was none.", []string{"collector"}, nil)
 	intervalDesc = prometheus.NewDesc("oncewatch_collector_interval_seconds",
 		"The collector's poll interval.", []string{"collector"}, nil)
 	errorsDesc = prometheus.NewDesc("oncewatch_errors_total",
-		"Entities that could not be read, by kind of error.", []string{"collector", "kind"}, nil)
+		"Entities that could not be read, by kind of error. Absent until there is one of the kind.", []string{"collector", "kind"}, nil)
 )
 
 // Set is the exporter's pollers as one Prometheus collector.

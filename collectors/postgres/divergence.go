@@ -39,7 +39,7 @@ const differenceSQL = `SELECT date_bin('1 minute', at, %[1]s)%[9]s, %[2]s, sum(n
   UNION ALL SELECT x.%[6]s, -1 FROM %[7]s x WHERE %[8]s) both_sides GROUP BY 1, 2`
 
 var divergentDesc = prometheus.NewDesc("processed_events_divergent_rows",
-	"Rows of the closed minutes of the window where marker and effect do not belong together.",
+	"Rows of the closed minutes of the window where marker and effect do not belong together. Absent without postgres.effect.table.",
 	[]string{"database", "consumer_group", "kind"}, nil)
 
 // The kinds of divergence.

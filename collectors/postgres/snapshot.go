@@ -16,11 +16,11 @@ var (
 	seriesLabels = []string{"database", "consumer_group", "topic"}
 
 	rowCountDesc = prometheus.NewDesc("processed_events_row_count",
-		"Markers in the table, exact at the poll's snapshot.", seriesLabels, nil)
+		"Markers in the table, exact at the poll's snapshot. Absent until all have been counted.", seriesLabels, nil)
 	oldestDesc = prometheus.NewDesc("processed_events_oldest_age_seconds",
-		"Age of the oldest surviving marker.", seriesLabels, nil)
+		"Age of the oldest surviving marker. Absent without markers, and until the first ones have been counted.", seriesLabels, nil)
 	newestDesc = prometheus.NewDesc("processed_events_newest_age_seconds",
-		"Age of the newest marker; negative where its time lies in the future.", seriesLabels, nil)
+		"Age of the newest marker; negative where its time lies in the future. Absent without markers, and until the last ones have been counted.", seriesLabels, nil)
 	insertedDesc = prometheus.NewDesc("processed_events_inserted_total",
 		"Markers seen to appear since the exporter started.", seriesLabels, nil)
 	prunedDesc = prometheus.NewDesc("processed_events_pruned_total",
@@ -28,19 +28,19 @@ var (
 	observedDesc = prometheus.NewDesc("processed_events_observed_retention_seconds",
 		"Age at which markers were last seen to be pruned. Absent until a prune has been seen.", seriesLabels, nil)
 	configuredDesc = prometheus.NewDesc("processed_events_configured_retention_seconds",
-		"What the configuration says the pruner keeps.", []string{"database", "consumer_group"}, nil)
+		"What the configuration says the pruner keeps. Absent where it says nothing.", []string{"database", "consumer_group"}, nil)
 	rowLimitDesc = prometheus.NewDesc("processed_events_row_limit",
-		"The configured limit of markers.", []string{"database", "consumer_group"}, nil)
+		"The configured limit of markers. Absent where none is configured.", []string{"database", "consumer_group"}, nil)
 
 	ledgerLabels = []string{"database"}
 	readyDesc    = prometheus.NewDesc("oncewatch_ledger_ready",
 		"1 once the counts are complete; until then they are withheld.", ledgerLabels, nil)
 	inexactDesc = prometheus.NewDesc("oncewatch_ledger_inexact",
-		"1 for each reason why the counts may be off.", []string{"database", "reason"}, nil)
+		"1 for each reason why the counts may be off. Absent where there is no reason.", []string{"database", "reason"}, nil)
 	correctionsDesc = prometheus.NewDesc("oncewatch_ledger_corrections_total",
 		"Rows the scrub had to correct.", ledgerLabels, nil)
 	scrubAgeDesc = prometheus.NewDesc("oncewatch_ledger_scrub_age_seconds",
-		"Every bucket has been verified within this time.", ledgerLabels, nil)
+		"Every bucket has been verified within this time. Absent until a first round has verified all.", ledgerLabels, nil)
 	progressDesc = prometheus.NewDesc("oncewatch_ledger_backfill_progress_ratio",
 		"Share of the markers' time span that is counted.", ledgerLabels, nil)
 	cellsDesc = prometheus.NewDesc("oncewatch_ledger_cells",

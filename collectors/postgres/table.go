@@ -42,13 +42,13 @@ var (
 	indexBytesDesc = prometheus.NewDesc("processed_events_index_bytes",
 		"Size of an index of the marker table.", []string{"database", "index"}, nil)
 	deadRowsDesc = prometheus.NewDesc("processed_events_dead_rows",
-		"Rows that vacuum has yet to remove, as the server estimates.", []string{"database"}, nil)
+		"Rows that vacuum has yet to remove, as the server estimates. Absent on a standby.", []string{"database"}, nil)
 	lastVacuumDesc = prometheus.NewDesc("processed_events_last_vacuum_timestamp_seconds",
-		"When the table, or the partition vacuumed last, was last vacuumed.", []string{"database"}, nil)
+		"When the table, or the partition vacuumed last, was last vacuumed. Absent on a standby, and where it never was.", []string{"database"}, nil)
 	bloatDesc = prometheus.NewDesc("processed_events_index_bloat_ratio",
-		"Bytes of the index per marker over the least seen since the exporter started.", []string{"database", "index"}, nil)
+		"Bytes of the index per marker over the least seen since the exporter started. Absent below 10,000 markers, and until these are counted.", []string{"database", "index"}, nil)
 	horizonDesc = prometheus.NewDesc("processed_events_xmin_horizon_age_seconds",
-		"How long a holder has kept vacuum from removing what was deleted since.", []string{"database", "holder"}, nil)
+		"How long a holder has kept vacuum from removing what was deleted since. Absent for holders that hold nothing, and without the rights of pg_read_all_stats.", []string{"database", "holder"}, nil)
 )
 
 // bloatRows is the least number of markers for which bytes per marker say

@@ -10,7 +10,7 @@ import (
 	"oncewatch/collectors/poll"
 )
 
-const unprotectedHelp = "Records still on the broker, below the group's committed offset, whose marker is known to be gone: a reset to earliest applies each of them twice. 0 when none; absent where it cannot be known yet."
+const unprotectedHelp = "Records still on the broker, below the group's committed offset, whose marker is known to be gone: a reset to earliest applies each of them twice. 0 when none. Absent where it cannot be known yet."
 
 var (
 	byPartitionDesc = prometheus.NewDesc("processed_events_unprotected_records", unprotectedHelp,
