@@ -21,8 +21,8 @@ func newMetrics(cfg Config) *metrics {
 	m := &metrics{
 		cfg:        cfg,
 		deliveries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "outbox_deliveries_total", Help: "Deliveries of intents by outcome: delivered, retry, dead.", ConstLabels: labels}, []string{"outcome"}),
-		pending:    prometheus.NewDesc("outbox_pending", "Intents not delivered yet.", nil, labels),
-		oldest:     prometheus.NewDesc("outbox_oldest_pending_age_seconds", "Age of the oldest intent not delivered yet; 0 without one.", nil, labels),
+		pending:    prometheus.NewDesc("outbox_pending", "Intents not delivered yet. Absent while the database does not answer.", nil, labels),
+		oldest:     prometheus.NewDesc("outbox_oldest_pending_age_seconds", "Age of the oldest intent not delivered yet; 0 without one. Absent while the database does not answer.", nil, labels),
 	}
 	for _, outcome := range []string{"delivered", "retry", "dead"} {
 		m.deliveries.WithLabelValues(outcome)

@@ -36,7 +36,7 @@ func NewConsumer(reg prometheus.Registerer, group string, start time.Time) *Cons
 	}
 	c := &Consumer{
 		group:   group,
-		handled: counter("events_handled_total", "Events handled, by outcome: processed or duplicate.", "topic", "outcome"),
+		handled: counter("events_handled_total", "Events handled, by outcome: processed or duplicate. Absent until a partition of the topic is assigned.", "topic", "outcome"),
 		origin:  counter("events_duplicate_origin_total", "Duplicates by where they came from: redelivered from the marker's own offset, or published again at another.", "topic", "origin"),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "event_handle_duration_seconds", Help: "Duration of the whole transaction that handled the event.", ConstLabels: labels,
@@ -44,12 +44,12 @@ func NewConsumer(reg prometheus.Registerer, group string, start time.Time) *Cons
 			NativeHistogramBucketFactor:    1.1,
 			NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
 		}, []string{"topic"}),
-		retries:      counter("event_retries_total", "Failed attempts that were repeated.", "topic"),
-		deadLettered: counter("events_dead_lettered_total", "Events put into the dead-letter table, by reason.", "topic", "reason"),
+		retries:      counter("event_retries_total", "Failed attempts that were repeated. Absent until a partition of the topic is assigned.", "topic"),
+		deadLettered: counter("events_dead_lettered_total", "Events put into the dead-letter table, by reason. Absent until there is one of the reason.", "topic", "reason"),
 		lost:         counter("events_lost_total", "Events known to be lost: gaps in a producer's sequence, and records deleted by the broker before they were handled.", "topic", "partition"),
-		waived:       gauge("consumer_assertion_waived", "1 for each startup assertion waived by --allow.", "assertion"),
+		waived:       gauge("consumer_assertion_waived", "1 for each startup assertion waived by --allow. Absent for the others.", "assertion"),
 		holds:        gauge("consumer_assertion_holds", "Whether a startup assertion held when it was last checked.", "assertion"),
-		stopped:      gauge("consumer_partition_stopped", "1 while a partition waits because an event can neither be handled nor passed.", "topic", "partition"),
+		stopped:      gauge("consumer_partition_stopped", "1 while a partition waits because an event can neither be handled nor passed. Absent while it does not wait.", "topic", "partition"),
 	}
 	c.rebalances = prometheus.NewCounter(prometheus.CounterOpts{Name: "consumer_rebalances_total", Help: "Times the group's assignment changed for this member.", ConstLabels: labels})
 	started := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_start_time_seconds", Help: "Unix time at which consuming began.", ConstLabels: labels})
