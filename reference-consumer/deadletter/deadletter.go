@@ -11,6 +11,26 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// Reasons for which a record is not applied.
+const (
+	// ReasonData: the handler or the database refused the event's own data.
+	ReasonData = "data"
+	// ReasonDecode: the record is no event.
+	ReasonDecode = "decode"
+	// ReasonTooOld: its marker may have been dropped already.
+	ReasonTooOld = "too_old"
+	// ReasonIDConflict: its id belongs to another event.
+	ReasonIDConflict = "id_conflict"
+	// ReasonRetries: the handler failed at every attempt, without saying why.
+	ReasonRetries = "retries"
+	// ReasonPanic: the handler panicked at every attempt.
+	ReasonPanic = "panic"
+	// ReasonCrash: handling it ended the process each time.
+	ReasonCrash = "crash"
+	// ReasonParked: an earlier event of its key is a dead letter.
+	ReasonParked = "parked"
+)
+
 // Header of the record.
 type Header struct {
 	Key   string `json:"key"`
@@ -49,18 +69,17 @@ SET reason = excluded.reason, error = excluded.error, attempts = excluded.attemp
 
 // Queue adds the insert of the letter to a batch, to be sent in the
 // transaction that moves the offset past the record.
-func (l Letter) Queue(b *pgx.Batch) error {
+func (l Letter) Queue(b *pgx.Batch) (*pgx.QueuedQuery, error) {
 	headers := make([]Header, len(l.Headers))
 	for i, header := range l.Headers {
 		headers[i] = Header{clean(header.Key), header.Value}
 	}
 	h, err := json.Marshal(headers)
 	if err != nil {
-		return fmt.Errorf("encode headers: %w", err)
+		return nil, fmt.Errorf("encode headers: %w", err)
 	}
-	b.Queue(insertSQL, l.Group, clean(l.EventID[:min(len(l.EventID), maxID)]), l.Topic, l.TopicID, l.Partition, l.Offset,
-		l.FirstPartition, l.FirstOffset, l.Reason, clean(l.Error), l.Attempts, l.Key, l.Value, string(h), l.RecordTime)
-	return nil
+	return b.Queue(insertSQL, l.Group, clean(l.EventID[:min(len(l.EventID), maxID)]), l.Topic, l.TopicID, l.Partition, l.Offset,
+		l.FirstPartition, l.FirstOffset, l.Reason, clean(l.Error), l.Attempts, l.Key, l.Value, string(h), l.RecordTime), nil
 }
 
 // maxID bounds the event id, which is indexed; the record's own is in its

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -22,19 +21,13 @@ const (
 	ClassData
 	// ClassTransient: the same attempt may succeed later.
 	ClassTransient
-	// ClassConfig: missing table, missing right, …: no event's fault, and time
-	// alone does not heal it. The partition waits for an operator.
+	// ClassConfig: missing table, missing right, a handler that hangs, …: no
+	// event's fault, and trying again at once does not heal it. The partition
+	// waits.
 	ClassConfig
 	// ClassBug: the handler broke the transaction's rules. The partition stops.
 	ClassBug
 )
-
-// ErrTransactionControl says that a handler tried to end or begin a
-// transaction. It would commit markers without their effects.
-var ErrTransactionControl = errors.New("the handler must not control the transaction: COMMIT, ROLLBACK, BEGIN, SAVEPOINT and PREPARE belong to the inbox")
-
-// ErrTxClosed says that a Tx was used after its handler had returned.
-var ErrTxClosed = errors.New("the handler's Tx is closed: it ends when the handler returns")
 
 // DataError marks an event that can never be applied.
 type DataError struct {
@@ -71,8 +64,11 @@ func Classify(err error) Class {
 	if errors.As(err, &data) {
 		return ClassData
 	}
-	if errors.Is(err, ErrTransactionControl) || errors.Is(err, ErrTxClosed) {
+	if errors.Is(err, ErrTransactionControl) || errors.Is(err, ErrSession) || errors.Is(err, ErrTxClosed) || errors.Is(err, ErrTxBusy) {
 		return ClassBug
+	}
+	if errors.Is(err, ErrHandlerTimeout) || errors.Is(err, ErrSimpleProtocol) {
+		return ClassConfig
 	}
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -84,6 +80,9 @@ func Classify(err error) Class {
 			return ClassTransient
 		case "P0001": // RAISE EXCEPTION
 			return ClassData
+		case "2D000", // COMMIT or ROLLBACK within DO or CALL
+			"25001": // what cannot run inside a transaction, such as VACUUM
+			return ClassBug
 		}
 		switch pg.Code[:2] {
 		case "08", "53", "57": // connection, resources, operator intervention
@@ -114,58 +113,12 @@ func reason(err error) string {
 	if errors.As(err, &data) {
 		return data.Reason
 	}
-	if Classify(err) == ClassData {
+	var panicked *PanicError
+	switch {
+	case Classify(err) == ClassData:
 		return ReasonData
+	case errors.As(err, &panicked):
+		return ReasonPanic
 	}
 	return ReasonRetries
-}
-
-// controlsTransaction recognizes statements that would begin or end a
-// transaction. The extended protocol takes one statement at a time, so its
-// first word decides.
-func controlsTransaction(sql string) bool {
-	for {
-		sql = strings.TrimLeft(sql, " \t\r\n\f\v;")
-		switch {
-		case strings.HasPrefix(sql, "--"):
-			_, rest, ok := strings.Cut(sql, "\n")
-			if !ok {
-				return false
-			}
-			sql = rest
-			continue
-		case strings.HasPrefix(sql, "/*"):
-			sql = skipComment(sql)
-			continue
-		}
-		break
-	}
-	end := 0
-	for end < len(sql) && (sql[end]|0x20 >= 'a' && sql[end]|0x20 <= 'z') {
-		end++
-	}
-	switch strings.ToUpper(sql[:end]) {
-	case "BEGIN", "START", "COMMIT", "END", "ROLLBACK", "ABORT", "SAVEPOINT", "RELEASE", "PREPARE":
-		return true
-	}
-	return false
-}
-
-// skipComment returns what follows a block comment; they nest in PostgreSQL.
-func skipComment(sql string) string {
-	depth := 0
-	for i := 0; i+1 < len(sql); i++ {
-		switch sql[i : i+2] {
-		case "/*":
-			depth++
-			i++
-		case "*/":
-			depth--
-			i++
-			if depth == 0 {
-				return sql[i+1:]
-			}
-		}
-	}
-	return ""
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"oncewatch/reference-consumer/deadletter"
 )
 
 // Event is one delivery of one event.
@@ -91,12 +93,14 @@ func (o Origin) String() string {
 
 // Reasons of dead letters.
 const (
-	ReasonData       = "data"
-	ReasonDecode     = "decode"
-	ReasonTooOld     = "too_old"
-	ReasonIDConflict = "id_conflict"
-	ReasonRetries    = "retries"
-	ReasonCrash      = "crash"
+	ReasonData       = deadletter.ReasonData
+	ReasonDecode     = deadletter.ReasonDecode
+	ReasonTooOld     = deadletter.ReasonTooOld
+	ReasonIDConflict = deadletter.ReasonIDConflict
+	ReasonRetries    = deadletter.ReasonRetries
+	ReasonPanic      = deadletter.ReasonPanic
+	ReasonCrash      = deadletter.ReasonCrash
+	ReasonParked     = deadletter.ReasonParked
 )
 
 // Handled is what became of one event.

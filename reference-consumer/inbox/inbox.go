@@ -9,16 +9,19 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"oncewatch/reference-consumer/retry"
 )
 
 // Handler applies the effect of one event. Everything it writes must go
 // through tx; it may be called again for the same event when an attempt at its
-// batch failed. Handlers of one batch run one after another.
+// batch failed. Handlers of one batch run one after another. A panic is the
+// event's error.
 type Handler func(ctx context.Context, tx *Tx, ev Event) error
 
 // BatchHandler applies the effects of all fresh events of a batch at once, for
@@ -42,6 +45,10 @@ type Config struct {
 	// TransactionTimeout bounds one attempt; default 30 s. Below the group's
 	// rebalance timeout.
 	TransactionTimeout time.Duration
+	// HandlerTimeout bounds one call of a handler; default 20 s, at most the
+	// TransactionTimeout. Its context is then cancelled; one that ignores that
+	// is left behind, and its transaction cannot commit.
+	HandlerTimeout time.Duration
 
 	// MaxAttempts at a batch that fails without being the data's fault;
 	// default 8. Backoff between them starts at BackoffBase (100 ms), doubles
@@ -59,8 +66,10 @@ type Config struct {
 
 // Inbox of one consumer group. Safe for concurrent use by many partitions.
 type Inbox struct {
-	cfg      Config
-	settings [2]string
+	cfg Config
+	// careful is how many more batches run with savepoints: the database
+	// refused an event lately, and where there is one there are more.
+	careful atomic.Int32
 }
 
 // New checks the configuration.
@@ -71,26 +80,18 @@ func New(cfg Config) (*Inbox, error) {
 	if cfg.Handler == nil {
 		return nil, errors.New("inbox: a Handler is required")
 	}
-	if cfg.StatementTimeout <= 0 {
-		cfg.StatementTimeout = 10 * time.Second
-	}
-	if cfg.IdleTimeout <= 0 {
-		cfg.IdleTimeout = 5 * time.Second
-	}
-	if cfg.TransactionTimeout <= 0 {
-		cfg.TransactionTimeout = 30 * time.Second
-	}
-	if cfg.MaxAttempts <= 0 {
-		cfg.MaxAttempts = 8
-	}
-	if cfg.BackoffBase <= 0 {
-		cfg.BackoffBase = 100 * time.Millisecond
-	}
-	if cfg.BackoffMax <= 0 {
-		cfg.BackoffMax = 5 * time.Second
+	positive(&cfg.StatementTimeout, 10*time.Second)
+	positive(&cfg.IdleTimeout, 5*time.Second)
+	positive(&cfg.TransactionTimeout, 30*time.Second)
+	positive(&cfg.HandlerTimeout, min(20*time.Second, cfg.TransactionTimeout))
+	positive(&cfg.MaxAttempts, 8)
+	positive(&cfg.BackoffBase, 100*time.Millisecond)
+	positive(&cfg.BackoffMax, 5*time.Second)
+	if cfg.HandlerTimeout > cfg.TransactionTimeout {
+		return nil, fmt.Errorf("inbox: the handler timeout (%s) is above the transaction timeout (%s): it would never be reached", cfg.HandlerTimeout, cfg.TransactionTimeout)
 	}
 	if cfg.Sleep == nil {
-		cfg.Sleep = sleep
+		cfg.Sleep = retry.Wait
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -98,7 +99,13 @@ func New(cfg Config) (*Inbox, error) {
 	if cfg.Failpoint == nil {
 		cfg.Failpoint = func(string) {}
 	}
-	return &Inbox{cfg: cfg, settings: [2]string{milliseconds(cfg.StatementTimeout), milliseconds(cfg.IdleTimeout)}}, nil
+	return &Inbox{cfg: cfg}, nil
+}
+
+func positive[T int | time.Duration](v *T, def T) {
+	if *v <= 0 {
+		*v = def
+	}
 }
 
 // Group the inbox belongs to.
@@ -121,6 +128,11 @@ type Batch struct {
 	// Also adds statements to the transaction, for state that must move with
 	// the offset.
 	Also func(*pgx.Batch)
+	// Trial is called before each call of a handler, and what it returns after
+	// the handler has returned.
+	Trial func(context.Context) (returned func(), err error)
+	// Running is told of the handlers that run; may be nil.
+	Running *Running
 	// OnRetry is told of each failed attempt that will be repeated.
 	OnRetry func(err error, attempt int)
 }
@@ -168,8 +180,12 @@ func (in *Inbox) Apply(ctx context.Context, pool *pgxpool.Pool, b Batch) (Result
 	p := newPlan(b)
 	retries := 0
 	for {
+		p.attempt = retries + 1
 		res, err := in.attempt(ctx, pool, b, p)
 		if err == nil {
+			if n := in.careful.Load(); n > 0 {
+				in.careful.CompareAndSwap(n, n-1)
+			}
 			res.Retries = retries
 			return res, nil
 		}
@@ -188,6 +204,11 @@ func (in *Inbox) Apply(ctx context.Context, pool *pgxpool.Pool, b Batch) (Result
 	}
 }
 
+// carefulBatches is how long savepoints are kept after the database has refused
+// an event. At 1 % of such events and 200 a batch all but every seventh batch
+// has one.
+const carefulBatches = 32
+
 // learn draws the conclusion from a failed attempt: true to try again with
 // what the plan now knows.
 func (in *Inbox) learn(ctx context.Context, b Batch, p *plan, err error, retries *int) (bool, error) {
@@ -196,18 +217,21 @@ func (in *Inbox) learn(ctx context.Context, b Batch, p *plan, err error, retries
 	}
 	ee := blame(b, err)
 	class := Classify(err)
+	if class == ClassData {
+		in.careful.Store(carefulBatches)
+	}
 	switch {
-	case class == ClassBug:
-		return false, ee
 	case class == ClassData && ee.Index >= 0:
-		p.bury(ee.Index, ee.Err, *retries+1)
+		p.deadLetter(ee.Index, ee.Err, *retries+1)
 		return true, nil
 	case class != ClassTransient && p.unsure(err):
 		return true, nil
+	case class == ClassBug:
+		return false, ee
 	case class == ClassData && len(b.Events) > 1:
 		return false, &splitError{}
 	case class == ClassData && len(p.dead) == 0:
-		p.bury(0, err, *retries+1)
+		p.deadLetter(0, err, *retries+1)
 		return true, nil
 	case class == ClassData:
 		return false, ee
@@ -215,9 +239,13 @@ func (in *Inbox) learn(ctx context.Context, b Batch, p *plan, err error, retries
 		return false, ee
 	}
 	*retries++
+	var panicked *PanicError
+	if *retries == 1 && errors.As(err, &panicked) {
+		in.cfg.Log.Error("the handler panicked", append(in.attrs(b, ee), "panic", fmt.Sprint(panicked.Value), "stack", string(panicked.Stack))...)
+	}
 	if *retries >= in.cfg.MaxAttempts {
 		if class == ClassHandler && ee.Index >= 0 {
-			p.bury(ee.Index, ee.Err, *retries)
+			p.deadLetter(ee.Index, ee.Err, *retries)
 			*retries = 0
 			return true, nil
 		}
@@ -227,7 +255,7 @@ func (in *Inbox) learn(ctx context.Context, b Batch, p *plan, err error, retries
 		b.OnRetry(ee, *retries)
 	}
 	in.cfg.Log.Debug("attempt failed, trying again", append(in.attrs(b, ee), "attempt", *retries, "error", ee.Err)...)
-	if err := in.cfg.Sleep(ctx, in.backoff(*retries)); err != nil {
+	if err := in.cfg.Sleep(ctx, retry.Backoff(in.cfg.BackoffBase, in.cfg.BackoffMax, *retries)); err != nil {
 		return false, &EventError{Index: -1, Err: err}
 	}
 	return true, nil
@@ -289,6 +317,7 @@ type splitError struct{}
 
 func (*splitError) Error() string { return "the failing event is not known" }
 
+// attrs are the log fields of an event, or of its partition alone.
 func (in *Inbox) attrs(b Batch, ee *EventError) []any {
 	attrs := []any{"consumer_group", in.cfg.Group, "topic", b.Topic, "partition", b.Partition}
 	if ee.Index >= 0 {
@@ -299,30 +328,6 @@ func (in *Inbox) attrs(b Batch, ee *EventError) []any {
 	}
 	return attrs
 }
-
-func (in *Inbox) backoff(attempt int) time.Duration {
-	d := in.cfg.BackoffBase
-	for range attempt - 1 {
-		if d *= 2; d >= in.cfg.BackoffMax {
-			d = in.cfg.BackoffMax
-			break
-		}
-	}
-	return d/2 + rand.N(d/2+1)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func milliseconds(d time.Duration) string { return fmt.Sprintf("%dms", d.Milliseconds()) }
 
 // Timeouts in force: of a statement, of an idle transaction, of an attempt.
 func (in *Inbox) Timeouts() (statement, idle, transaction time.Duration) {

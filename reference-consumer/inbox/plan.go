@@ -16,6 +16,10 @@ type plan struct {
 	oneByOne bool
 	// noSet leaves out the batch handler.
 	noSet bool
+	// attempt is the number of the attempt that runs, from 1.
+	attempt int
+	// repeated are the events whose id came again within the batch.
+	repeated map[int]bool
 }
 
 func newPlan(b Batch) *plan {
@@ -29,14 +33,23 @@ func newPlan(b Batch) *plan {
 		}
 	}
 	for i, err := range b.Blame {
-		p.bury(i, err, 1)
+		p.deadLetter(i, err, 1)
 	}
 	return p
 }
 
-// bury sends an event to the dead letters.
-func (p *plan) bury(i int, err error, attempts int) {
+// deadLetter sends an event to the dead letters.
+func (p *plan) deadLetter(i int, err error, attempts int) {
 	p.dead[i] = Handled{Outcome: DeadLettered, Reason: reason(err), Err: err, Attempts: attempts}
+}
+
+// repeat notes that an event's id came again: its repetition was taken for a
+// duplicate of it, and is none should the event turn out bad.
+func (p *plan) repeat(i int) {
+	if p.repeated == nil {
+		p.repeated = map[int]bool{}
+	}
+	p.repeated[i] = true
 }
 
 // unsure says whether another attempt, done more carefully, could tell which

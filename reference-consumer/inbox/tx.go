@@ -3,21 +3,32 @@ package inbox
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
 )
 
+// ErrTxClosed says that a Tx was used after its handler had returned, or after
+// the handler had been given up.
+var ErrTxClosed = errors.New("the handler's Tx is closed: it ends when the handler returns, or when its time is up")
+
+// ErrTxBusy says that a statement was to run while the rows of a Query were
+// being read on the same connection.
+var ErrTxBusy = errors.New("the rows of a Query are still being read: Queue the statement, or run it after the Query")
+
 // Tx is all a handler gets of the transaction that holds its event's marker:
 // enough to write and read, not enough to end it or to reach another
 // connection. It closes when the handler returns.
 type Tx struct {
-	mu     sync.Mutex
-	s      *session
-	index  int
-	err    error
-	closed bool
+	mu      sync.Mutex
+	s       *session
+	index   int
+	err     error
+	closed  bool
+	reading bool
+	// ran says that something was sent already: then only the whole
+	// transaction can be taken back.
+	ran bool
 }
 
 // Queue adds a statement to the batch's pipeline. It is sent with those of the
@@ -26,11 +37,10 @@ type Tx struct {
 func (t *Tx) Queue(sql string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.check(sql) != nil {
+	if t.check(sql, args) != nil {
 		return
 	}
-	t.s.pending.Queue(sql, args...)
-	t.s.owners = append(t.s.owners, t.index)
+	t.s.pending = append(t.s.pending, statement{t.index, sql, args})
 }
 
 // Exec runs a statement now, after those queued before it, and returns the
@@ -38,18 +48,24 @@ func (t *Tx) Queue(sql string, args ...any) {
 func (t *Tx) Exec(ctx context.Context, sql string, args ...any) (int64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.ready(ctx, sql); err != nil {
+	if err := t.ready(ctx, sql, args); err != nil {
 		return 0, err
 	}
-	tag, err := t.s.conn.Exec(ctx, sql, args...)
-	return tag.RowsAffected(), t.keep(err)
+	// Not conn.Exec: without arguments it uses the simple protocol, in which one
+	// string may hold several statements.
+	rows, err := t.s.conn.Query(ctx, sql, args...)
+	if err != nil {
+		return 0, t.keep(err)
+	}
+	rows.Close()
+	return rows.CommandTag().RowsAffected(), t.keep(rows.Err())
 }
 
 // QueryRow runs a query now and scans its first row; pgx.ErrNoRows without one.
 func (t *Tx) QueryRow(ctx context.Context, sql string, args []any, dest ...any) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.ready(ctx, sql); err != nil {
+	if err := t.ready(ctx, sql, args); err != nil {
 		return err
 	}
 	err := t.s.conn.QueryRow(ctx, sql, args...).Scan(dest...)
@@ -59,31 +75,54 @@ func (t *Tx) QueryRow(ctx context.Context, sql string, args []any, dest ...any) 
 	return t.keep(err)
 }
 
-// Query runs a query now and calls row for each row.
+// Query runs a query now and calls row for each row. Within row, statements can
+// be queued and not run: the connection is busy.
 func (t *Tx) Query(ctx context.Context, sql string, args []any, row func(scan func(dest ...any) error) error) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if err := t.ready(ctx, sql); err != nil {
+	rows, err := t.open(ctx, sql, args)
+	if err != nil {
 		return err
 	}
-	rows, err := t.s.conn.Query(ctx, sql, args...)
-	if err != nil {
-		return t.keep(err)
-	}
-	defer rows.Close()
+	defer t.done(rows)
 	for rows.Next() {
 		if err := row(rows.Scan); err != nil {
 			return err
 		}
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	return t.keep(rows.Err())
 }
 
+func (t *Tx) open(ctx context.Context, sql string, args []any) (pgx.Rows, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.ready(ctx, sql, args); err != nil {
+		return nil, err
+	}
+	rows, err := t.s.conn.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, t.keep(err)
+	}
+	t.reading = true
+	return rows, nil
+}
+
+func (t *Tx) done(rows pgx.Rows) {
+	rows.Close()
+	t.mu.Lock()
+	t.reading = false
+	t.mu.Unlock()
+}
+
 // ready refuses what may not run and sends what was queued before.
-func (t *Tx) ready(ctx context.Context, sql string) error {
-	if err := t.check(sql); err != nil {
+func (t *Tx) ready(ctx context.Context, sql string, args []any) error {
+	if err := t.check(sql, args); err != nil {
 		return err
 	}
+	if t.reading {
+		return t.keep(ErrTxBusy)
+	}
+	t.ran = true
 	if err := t.s.flush(ctx); err != nil {
 		t.err = err
 		return err
@@ -91,12 +130,12 @@ func (t *Tx) ready(ctx context.Context, sql string) error {
 	return nil
 }
 
-func (t *Tx) check(sql string) error {
-	if t.closed {
+func (t *Tx) check(sql string, args []any) error {
+	if t.closed || t.s.left.Load() {
 		return ErrTxClosed
 	}
-	if t.err == nil && controlsTransaction(sql) {
-		t.err = fmt.Errorf("%w: %q", ErrTransactionControl, sql)
+	if t.err == nil {
+		t.err = refuse(sql, args)
 	}
 	return t.err
 }
@@ -116,48 +155,3 @@ func (t *Tx) close() error {
 	t.closed = true
 	return t.err
 }
-
-// session is one attempt at one batch on one connection.
-type session struct {
-	conn    *pgx.Conn
-	pending *pgx.Batch
-	owners  []int // index of the event behind each pending statement
-	events  []Event
-}
-
-// flush sends the pending statements in one round trip. A failure is pinned on
-// the event whose statement failed.
-func (s *session) flush(ctx context.Context) error {
-	if s.pending.Len() == 0 {
-		return nil
-	}
-	pending, owners := s.pending, s.owners
-	s.pending, s.owners = &pgx.Batch{}, nil
-	results := s.conn.SendBatch(ctx, pending)
-	for i, owner := range owners {
-		if _, err := results.Exec(); err != nil {
-			_ = results.Close()
-			// The first error may be one of preparing any statement of the
-			// batch, so it can only be pinned if all belong to one event.
-			sure := i > 0 || owners[0] == owners[len(owners)-1]
-			return &pipelineError{index: owner, sure: sure, err: err}
-		}
-	}
-	if err := results.Close(); err != nil {
-		return fmt.Errorf("%w: %w", errConnection, err)
-	}
-	return nil
-}
-
-// pipelineError is a failed statement and the event that queued it.
-type pipelineError struct {
-	index int
-	sure  bool
-	err   error
-}
-
-func (e *pipelineError) Error() string { return e.err.Error() }
-func (e *pipelineError) Unwrap() error { return e.err }
-
-// inTransaction says whether the transaction is still open and sound.
-func (s *session) inTransaction() bool { return s.conn.PgConn().TxStatus() == 'T' }

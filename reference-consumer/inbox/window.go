@@ -45,7 +45,7 @@ func (in *Inbox) markerError(ctx context.Context, s *session, b Batch, p *plan, 
 		if Classify(why) != ClassData {
 			return &EventError{Index: i, Event: ev, Err: why}
 		}
-		p.bury(i, why, 1)
+		p.deadLetter(i, why, 1)
 		progress = true
 	}
 	if !progress {
