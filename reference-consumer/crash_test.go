@@ -17,7 +17,7 @@ import (
 
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
-	"oncewatch/reference-consumer/payments"
+	"oncewatch/reference-consumer/header"
 	"oncewatch/reference-consumer/produce"
 	"oncewatch/reference-consumer/schema"
 )
@@ -302,7 +302,7 @@ func (s *stage) records() []string {
 		}
 		f.EachRecord(func(r *kgo.Record) {
 			for _, h := range r.Headers {
-				if h.Key == payments.HeaderEventID {
+				if h.Key == header.EventID {
 					ids = append(ids, string(h.Value))
 				}
 			}
@@ -345,7 +345,7 @@ func TestDatabaseCrash(t *testing.T) {
 	for i, fault := range []func() error{
 		func() error { return server.Restart(t.Context(), pgserver.Immediate) },
 		func() error {
-			_, err := s.query("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '' AND pid <> pg_backend_pid() AND backend_type = 'client backend'")
+			_, err := s.query("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
 			return err
 		},
 		func() error { return server.Restart(t.Context(), pgserver.Fast) },

@@ -20,6 +20,7 @@ import (
 	"oncewatch/deploy/testenv"
 	"oncewatch/reference-consumer/deadletter"
 	"oncewatch/reference-consumer/payments"
+	"oncewatch/reference-consumer/stream"
 )
 
 // program runs a command to its end.
@@ -198,7 +199,7 @@ func sound(t *testing.T, brokers string, n int) int {
 			n--
 			var p payments.Payment
 			if p.Parse(r.Value) == nil && p.Amount != 0 {
-				ids[payments.Decode(false)(r).ID] = true
+				ids[stream.Decode(r).ID] = true
 			}
 		})
 		return n == 0

@@ -25,8 +25,8 @@ type mutant struct {
 }
 
 const (
-	commitFirst = "\tp.c.commits.committed(p, b.Next, records[len(records)-1].LeaderEpoch, process.Context())\n\t_ = p.c.commits.send(p.ctx, nil)\n"
-	applyLine   = "\tres, err := p.c.cfg.Inbox.Apply(ctx, p.c.cfg.Pool, b)\n"
+	commitFirst = "\tp.commits.committed(p, b.Next, records[len(records)-1].LeaderEpoch, process.Context())\n\t_ = p.commits.send(p.ctx, nil)\n"
+	applyLine   = "\tres, err := p.cfg.Inbox.Apply(ctx, p.cfg.Pool, b)\n"
 	// trustKafka: the database's own offset is not looked at.
 	decideLine = "	if db != nil && db.topicID != topicID {"
 	trustKafka = "	db = nil\n" + decideLine
@@ -38,6 +38,9 @@ const (
 		unmarked[i].Outcome = DeadLettered
 	}
 	if _, err := s.conn.Exec(ctx, "BEGIN"); err != nil {
+		return Result{}, err
+	}
+	if err := s.conn.QueryRow(ctx, stateSQL).Scan(&s.state); err != nil {
 		return Result{}, err
 	}
 	if err := in.effects(ctx, s, b, p, unmarked); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"oncewatch/reference-consumer/header"
 	"oncewatch/reference-consumer/payments"
 )
 
@@ -99,7 +100,7 @@ func (h History) writeTopic(ctx context.Context, opts []kgo.Opt, events []past, 
 		}
 		records[i] = &kgo.Record{
 			Topic: Topic, Partition: e.partition, Key: []byte(e.account), Value: value, Timestamp: e.at,
-			Headers: []kgo.RecordHeader{{Key: payments.HeaderEventID, Value: []byte(e.id)}},
+			Headers: []kgo.RecordHeader{{Key: header.EventID, Value: []byte(e.id)}},
 		}
 	}
 	if err := client.ProduceSync(ctx, records...).FirstErr(); err != nil {

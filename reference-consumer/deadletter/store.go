@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/reference-consumer/header"
 )
 
 // DB is what the functions need of a pool or connection.
@@ -113,9 +115,9 @@ func Requeue(ctx context.Context, db DB, client *kgo.Client, id int64, force boo
 			return err
 		}
 		switch {
-		case l.Reason == "id_conflict":
+		case l.Reason == ReasonIDConflict:
 			return fmt.Errorf("dead letter %d: %w", id, ErrConflict)
-		case l.Reason == "too_old":
+		case l.Reason == ReasonTooOld:
 			return fmt.Errorf("dead letter %d: %w", id, ErrTooOld)
 		case l.RequeuedAt != nil && !force:
 			return fmt.Errorf("dead letter %d: %w", id, ErrRequeued)
@@ -123,7 +125,7 @@ func Requeue(ctx context.Context, db DB, client *kgo.Client, id int64, force boo
 		r := &kgo.Record{Topic: l.Topic, Key: l.Key, Value: l.Value}
 		for _, h := range l.Headers {
 			// A sequence number counts publications by its producer; this is none.
-			if h.Key == "producer_id" || h.Key == "producer_sequence" {
+			if h.Key == header.Producer || h.Key == header.Sequence {
 				continue
 			}
 			r.Headers = append(r.Headers, kgo.RecordHeader{Key: h.Key, Value: h.Value})

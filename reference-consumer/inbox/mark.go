@@ -20,10 +20,11 @@ ON CONFLICT DO NOTHING RETURNING event_id`
 	existingSQL = `SELECT event_id, topic = $3, partition, "offset", payload_hash FROM processed_events
 WHERE consumer_group = $1 AND event_id = ANY ($2)`
 
-	progressSQL = `INSERT INTO consumer_progress AS p (consumer_group, topic, partition, topic_id, next_offset)
-VALUES ($1, $2, $3, $4, $5)
+	progressSQL = `INSERT INTO consumer_progress AS p (consumer_group, topic, partition, topic_id, next_offset, handled_offset)
+VALUES ($1, $2, $3, $4, $5, $5)
 ON CONFLICT (consumer_group, topic, partition) DO UPDATE
-SET topic_id = excluded.topic_id, next_offset = excluded.next_offset, updated_at = now()`
+SET topic_id = excluded.topic_id, next_offset = excluded.next_offset, updated_at = now(),
+    handled_offset = CASE WHEN p.topic_id = excluded.topic_id THEN greatest(p.handled_offset, excluded.next_offset) ELSE excluded.next_offset END`
 )
 
 // answer is what the database said about the slots.

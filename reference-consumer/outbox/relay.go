@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"sync"
 	"time"
@@ -16,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"oncewatch/reference-consumer/retry"
 )
 
 // Config of Run.
@@ -96,12 +97,7 @@ func Run(ctx context.Context, cfg Config) error {
 		if n > 0 && err == nil {
 			continue
 		}
-		t := time.NewTimer(cfg.Poll)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-		}
+		_ = retry.Wait(ctx, cfg.Poll)
 	}
 	return nil
 }
@@ -236,12 +232,7 @@ func (r *relay) mark(ctx context.Context, c claimed, outcome string, cause error
 	case "dead":
 		_, err = r.cfg.Pool.Exec(ctx, "UPDATE outbox SET status = 'dead', last_error = $2, finished_at = now() WHERE id = $1 AND status = 'pending'", c.id, cause.Error())
 	default:
-		_, err = r.cfg.Pool.Exec(ctx, "UPDATE outbox SET available_at = clock_timestamp() + $2::interval, last_error = $3 WHERE id = $1 AND status = 'pending'", c.id, r.backoff(c.attempts), cause.Error())
+		_, err = r.cfg.Pool.Exec(ctx, "UPDATE outbox SET available_at = clock_timestamp() + $2::interval, last_error = $3 WHERE id = $1 AND status = 'pending'", c.id, retry.Backoff(r.cfg.BackoffBase, r.cfg.BackoffMax, c.attempts), cause.Error())
 	}
 	return err
-}
-
-func (r *relay) backoff(attempt int) time.Duration {
-	d := min(r.cfg.BackoffBase<<min(attempt-1, 20), r.cfg.BackoffMax)
-	return d/2 + rand.N(d/2+1)
 }

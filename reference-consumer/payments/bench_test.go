@@ -319,11 +319,10 @@ func consumeRunbook(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic st
 			}
 			defer c.Release()
 			r := runbook{c.Conn()}
-			decode := payments.Decode(false)
 			for next := int64(0); next < end.Offset; {
 				fetches := cl.PollFetches(b.Context())
 				fetches.EachRecord(func(rec *kgo.Record) {
-					if _, err := r.handle(b.Context(), decode(rec)); err != nil {
+					if _, err := r.handle(b.Context(), stream.Decode(rec)); err != nil {
 						b.Error(err)
 					}
 					next = rec.Offset + 1
@@ -353,7 +352,7 @@ func consume(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic string, d
 	done := make(chan error, 1)
 	reg := prometheus.NewRegistry()
 	go func() {
-		done <- stream.Run(ctx, stream.Config{Client: client, Registerer: reg, Topics: []string{topic}, Pool: pool, Inbox: in, Decode: payments.Decode(false), BatchSize: d.batch, Tracer: tracer,
+		done <- stream.Run(ctx, stream.Config{Client: client, Registerer: reg, Topics: []string{topic}, Pool: pool, Inbox: in, BatchSize: d.batch, Tracer: tracer,
 			Assigned: func(parts map[string][]int32) {
 				if len(parts) > 0 {
 					begin()

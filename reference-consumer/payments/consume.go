@@ -88,10 +88,12 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	sc := cfg.Stream
-	sc.Client, sc.Topics, sc.Pool, sc.Inbox, sc.Decode = cfg.Client, []string{cfg.Topic}, pool, in, Decode(cfg.IDFromKey)
+	sc.Client, sc.Topics, sc.Pool, sc.Inbox, sc.Decode = cfg.Client, []string{cfg.Topic}, pool, in, stream.Decode
+	if cfg.IDFromKey {
+		sc.Decode = stream.DecodeKey
+	}
 	sc.Registerer, sc.Tracer, sc.Log, sc.Now = cfg.Registerer, cfg.Tracer, cfg.Log, cfg.Now
 	sc.Guard = stream.Guard{MarkerRetention: cfg.MarkerRetention, RedeliverFrom: cfg.RedeliverFrom, Allow: cfg.Allow}
-	sc.Guard.StatementTimeout, sc.Guard.IdleTimeout, sc.Guard.TransactionTimeout = in.Timeouts()
 	return stream.Run(ctx, sc)
 }
 

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"oncewatch/deploy/testenv"
+	"oncewatch/reference-consumer/header"
 	"oncewatch/reference-consumer/payments"
 	"oncewatch/reference-consumer/produce"
 	"oncewatch/reference-consumer/schema"
@@ -160,7 +161,7 @@ func TestOperationIdentity(t *testing.T) {
 			defer client.Close()
 			for _, id := range []string{"authorized", "captured", "corrected", "corrected"} { // the last is a redelivery
 				if err := client.ProduceSync(t.Context(), &kgo.Record{Topic: "payments", Key: []byte("acct_7"), Value: []byte(`{"account":"acct_7","amount":4500,"payment_id":"pay_1"}`),
-					Headers: []kgo.RecordHeader{{Key: payments.HeaderEventID, Value: []byte(id)}}}).FirstErr(); err != nil {
+					Headers: []kgo.RecordHeader{{Key: header.EventID, Value: []byte(id)}}}).FirstErr(); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -8,13 +8,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/twmb/franz-go/pkg/kgo"
-
 	"oncewatch/reference-consumer/inbox"
 )
-
-// HeaderEventID carries the event id the producer assigned.
-const HeaderEventID = "event_id"
 
 // Payment is the payload of an event.
 type Payment struct {
@@ -23,30 +18,6 @@ type Payment struct {
 	// PaymentID names the business operation: several events (authorized,
 	// captured, corrected) may speak of one payment.
 	PaymentID string `json:"payment_id,omitempty"`
-}
-
-// Decode makes an event of a record. The id is in the header event_id; with
-// idFromKey it is the record's key, as in the runbook's console producer.
-func Decode(idFromKey bool) func(*kgo.Record) inbox.Event {
-	return func(r *kgo.Record) inbox.Event {
-		ev := inbox.Event{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Time: r.Timestamp, Key: r.Key, Value: r.Value}
-		if idFromKey {
-			ev.ID = string(r.Key)
-		}
-		if len(r.Headers) > 0 {
-			ev.Headers = make([]inbox.Header, len(r.Headers))
-		}
-		for i, h := range r.Headers {
-			ev.Headers[i] = inbox.Header{Key: h.Key, Value: h.Value}
-			if h.Key == HeaderEventID && !idFromKey {
-				ev.ID = string(h.Value)
-			}
-		}
-		if ev.ID == "" {
-			ev.Err = errors.New("the record carries no event id (header event_id; --event-id=key takes the record's key)")
-		}
-		return ev
-	}
 }
 
 // Parse the payload of an event.

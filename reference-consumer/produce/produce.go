@@ -20,8 +20,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"oncewatch/reference-consumer/header"
 	"oncewatch/reference-consumer/payments"
-	"oncewatch/reference-consumer/stream"
 	"oncewatch/reference-consumer/telemetry"
 )
 
@@ -232,9 +232,9 @@ func (s *session) publish(ctx context.Context) error {
 	r := &kgo.Record{
 		Topic: s.cfg.Topic, Partition: int32(partition), Key: []byte(name), Value: s.payload(name), Timestamp: s.cfg.Now(),
 		Headers: []kgo.RecordHeader{
-			{Key: payments.HeaderEventID, Value: []byte(id)},
-			{Key: stream.HeaderProducer, Value: []byte(s.name)},
-			{Key: stream.HeaderSequence, Value: strconv.AppendInt(nil, s.sequences[partition], 10)},
+			{Key: header.EventID, Value: []byte(id)},
+			{Key: header.Producer, Value: []byte(s.name)},
+			{Key: header.Sequence, Value: strconv.AppendInt(nil, s.sequences[partition], 10)},
 		},
 	}
 	s.send(ctx, r)

@@ -10,8 +10,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"oncewatch/reference-consumer/payments"
-	"oncewatch/reference-consumer/stream"
+	"oncewatch/reference-consumer/header"
 )
 
 func TestIDs(t *testing.T) {
@@ -77,9 +76,9 @@ func TestRunWithFaults(t *testing.T) {
 			accounts[string(r.Key)] = r.Partition
 			for _, h := range r.Headers {
 				switch h.Key {
-				case payments.HeaderEventID:
+				case header.EventID:
 					ids[string(h.Value)]++
-				case stream.HeaderSequence:
+				case header.Sequence:
 					seq, err := strconv.ParseInt(string(h.Value), 10, 64)
 					if err != nil {
 						t.Fatal(err)

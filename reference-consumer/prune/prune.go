@@ -15,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/reference-consumer/retry"
 )
 
 // Config of Run.
@@ -119,7 +121,7 @@ func Run(ctx context.Context, cfg Config) error {
 		if cfg.Once {
 			return nil
 		}
-		if !wait(ctx, cfg.Every) {
+		if retry.Wait(ctx, cfg.Every) != nil {
 			return nil
 		}
 	}
@@ -221,7 +223,7 @@ func (p *pruner) batches(ctx context.Context, conn *pgx.Conn) error {
 		default:
 			return fmt.Errorf("delete markers: %w", err)
 		}
-		if !wait(ctx, p.cfg.Pause) {
+		if retry.Wait(ctx, p.cfg.Pause) != nil {
 			return ctx.Err()
 		}
 	}
@@ -242,15 +244,4 @@ func (p *pruner) batch(ctx context.Context, conn *pgx.Conn, from time.Time) (n i
 		return nil
 	})
 	return n, upTo, err
-}
-
-func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"oncewatch/reference-consumer/schema"
 	"oncewatch/reference-consumer/topicconfig"
@@ -29,6 +28,7 @@ const (
 	AssertPrimary         = "primary"
 	AssertTimeouts        = "timeouts"
 	AssertClock           = "clock"
+	AssertClientOptions   = "client-options"
 	retentionMargin       = 1.1
 	maxClockSkew          = time.Second
 	assertionTimeout      = 15 * time.Second
@@ -37,7 +37,7 @@ const (
 // Assertions is every name --allow takes.
 func Assertions() []string {
 	return []string{AssertAutoCommit, AssertOffsetPolicy, AssertMarkerRetention, AssertUniqueIndex, AssertSchema,
-		AssertIsolation, AssertSyncCommit, AssertPrimary, AssertTimeouts, AssertClock}
+		AssertIsolation, AssertSyncCommit, AssertPrimary, AssertTimeouts, AssertClock, AssertClientOptions}
 }
 
 // Violation is an assertion that does not hold.
@@ -82,24 +82,6 @@ func (g Guard) check(ctx context.Context, admin *kadm.Client, cfg Config) ([]Vio
 		return nil, err
 	}
 	return slices.Concat(vs, retention, database), nil
-}
-
-// clientViolations reads the client's own options back.
-func clientViolations(client *kgo.Client) []Violation {
-	var vs []Violation
-	if off, _ := client.OptValue(kgo.DisableAutoCommit).(bool); !off {
-		vs = append(vs, Violation{AssertAutoCommit, "the client commits offsets by itself: remove the option that enables auto-commit"})
-	}
-	start := kgo.NewOffset().AtStart()
-	for _, o := range []struct {
-		name string
-		opt  any
-	}{{"ConsumeStartOffset", kgo.ConsumeStartOffset}, {"ConsumeResetOffset", kgo.ConsumeResetOffset}} {
-		if got, ok := client.OptValue(o.opt).(kgo.Offset); !ok || got != start {
-			vs = append(vs, Violation{AssertOffsetPolicy, o.name + " is not the log's start: events between there and the start would be skipped"})
-		}
-	}
-	return vs
 }
 
 func (g Guard) timeoutViolations(cfg Config) []Violation {
@@ -222,7 +204,7 @@ func (c *consumer) refuse(vs []Violation) error {
 func (c *consumer) export(vs []Violation) {
 	for _, name := range Assertions() {
 		holds := !slices.ContainsFunc(vs, func(v Violation) bool { return v.Name == name })
-		c.cfg.metrics.Assertion(name, holds, slices.Contains(c.cfg.Guard.Allow, name))
+		c.metrics.Assertion(name, holds, slices.Contains(c.cfg.Guard.Allow, name))
 	}
 }
 

@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -11,12 +12,13 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"go.opentelemetry.io/otel/trace"
 
+	"oncewatch/reference-consumer/retry"
 	"oncewatch/reference-consumer/telemetry"
 )
 
-// position is what one assignment of a partition has achieved. It ends with
-// the assignment: whoever gets the partition next has a position of its own.
-type position struct {
+// achieved is what one assignment of a partition has achieved. It ends with
+// the assignment: whoever gets the partition next has a record of its own.
+type achieved struct {
 	topic     string
 	partition int32
 	next      int64 // committed to the database; 0: nothing yet
@@ -33,7 +35,13 @@ type position struct {
 // committer commits offsets, one request at a time for all partitions, each
 // after the database commit that it covers.
 type committer struct {
-	c      *consumer
+	log       *slog.Logger
+	tracer    *telemetry.Tracer
+	now       func() time.Time
+	failpoint func(string)
+	client    *kgo.Client
+	fail      func(error) // ends the consumer
+
 	wake   chan struct{}
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -41,16 +49,18 @@ type committer struct {
 	// sending serializes requests; a revocation waits for the one in flight.
 	sending sync.Mutex
 	mu      sync.Mutex
-	all     map[*partition]*position
+	all     map[*partition]*achieved
 }
 
 const commitTimeout = 5 * time.Second
 
-func newCommitter(c *consumer) *committer {
-	return &committer{c: c, wake: make(chan struct{}, 1), done: make(chan struct{}), all: map[*partition]*position{}}
+func newCommitter(log *slog.Logger, tracer *telemetry.Tracer, now func() time.Time, failpoint func(string)) *committer {
+	return &committer{log: log, tracer: tracer, now: now, failpoint: failpoint, wake: make(chan struct{}, 1), done: make(chan struct{}), all: map[*partition]*achieved{}}
 }
 
-func (m *committer) start() {
+// start committing with the consuming client.
+func (m *committer) start(client *kgo.Client, fail func(error)) {
+	m.client, m.fail = client, fail
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
 	go m.run(ctx)
@@ -71,13 +81,9 @@ func (m *committer) run(ctx context.Context) {
 		case <-m.wake:
 		}
 		if err := m.send(ctx, nil); err != nil {
-			failures = min(failures+1, 5)
-			t := time.NewTimer(50 * time.Millisecond << failures)
-			select {
-			case <-ctx.Done():
-				t.Stop()
+			failures++
+			if retry.Wait(ctx, retry.Backoff(100*time.Millisecond, 1600*time.Millisecond, failures)) != nil {
 				return
-			case <-t.C:
 			}
 			m.signal()
 			continue
@@ -97,14 +103,14 @@ func (m *committer) signal() {
 func (m *committer) register(p *partition) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all[p] = &position{topic: p.topic, partition: p.id, epoch: -1}
+	m.all[p] = &achieved{topic: p.topic, partition: p.id, epoch: -1}
 }
 
 // committed notes a database commit up to next.
 func (m *committer) committed(p *partition, next int64, epoch int32, span trace.SpanContext) {
 	m.mu.Lock()
 	if pos := m.all[p]; pos != nil {
-		now := m.c.cfg.Now()
+		now := m.now()
 		if next < pos.next { // the topic was created anew
 			pos.sent, pos.acked = 0, 0
 		}
@@ -126,7 +132,7 @@ func (m *committer) committed(p *partition, next int64, epoch int32, span trace.
 // final commits what the partitions have achieved and ends their assignment.
 func (m *committer) final(ctx context.Context, parts []*partition) {
 	if err := m.send(ctx, parts); err != nil {
-		m.c.cfg.Log.Warn("final offset commit failed: the events will be redelivered and skipped", "consumer_group", m.c.cfg.Inbox.Group(), "error", err)
+		m.log.Warn("final offset commit failed: the events will be redelivered and skipped", "error", err)
 	}
 	m.forget(parts)
 }
@@ -144,18 +150,18 @@ func (m *committer) forget(parts []*partition) {
 
 // pending is what the database has and the broker has not, of all partitions
 // or of those given.
-func (m *committer) pending(only []*partition) (map[string]map[int32]kgo.EpochOffset, map[string]map[int32]*position) {
+func (m *committer) pending(only []*partition) (map[string]map[int32]kgo.EpochOffset, map[string]map[int32]*achieved) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	offsets := map[string]map[int32]kgo.EpochOffset{}
-	positions := map[string]map[int32]*position{}
-	add := func(pos *position) {
+	positions := map[string]map[int32]*achieved{}
+	add := func(pos *achieved) {
 		if pos == nil || pos.next <= pos.acked {
 			return
 		}
 		if offsets[pos.topic] == nil {
 			offsets[pos.topic] = map[int32]kgo.EpochOffset{}
-			positions[pos.topic] = map[int32]*position{}
+			positions[pos.topic] = map[int32]*achieved{}
 		}
 		pos.sent = pos.next
 		offsets[pos.topic][pos.partition] = kgo.EpochOffset{Epoch: pos.epoch, Offset: pos.next}
@@ -181,15 +187,15 @@ func (m *committer) send(ctx context.Context, only []*partition) error {
 	if len(offsets) == 0 {
 		return nil
 	}
-	m.c.cfg.Failpoint("before_offset_commit")
+	m.failpoint("before_offset_commit")
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
 	var failed error
 	for topic, covers := range m.covered(positions) {
-		end := m.c.cfg.Tracer.Commit(ctx, topic, covers)
+		end := m.tracer.Commit(ctx, topic, covers)
 		defer func() { end(failed) }()
 	}
-	m.c.client.CommitOffsetsSync(ctx, offsets, func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
+	m.client.CommitOffsetsSync(ctx, offsets, func(_ *kgo.Client, _ *kmsg.OffsetCommitRequest, resp *kmsg.OffsetCommitResponse, err error) {
 		if err != nil {
 			failed = err
 			return
@@ -207,13 +213,13 @@ func (m *committer) send(ctx context.Context, only []*partition) error {
 			}
 		}
 	})
-	m.c.cfg.Failpoint("after_offset_commit")
+	m.failpoint("after_offset_commit")
 	return failed
 }
 
 // covered takes the transactions that an offset commit covers, by topic.
-func (m *committer) covered(positions map[string]map[int32]*position) map[string][]trace.SpanContext {
-	if m.c.cfg.Tracer == nil {
+func (m *committer) covered(positions map[string]map[int32]*achieved) map[string][]trace.SpanContext {
+	if m.tracer == nil {
 		return nil
 	}
 	m.mu.Lock()
@@ -230,10 +236,10 @@ func (m *committer) covered(positions map[string]map[int32]*position) map[string
 }
 
 // acked notes that the broker has the offset.
-func (m *committer) acked(pos *position, offset int64) {
+func (m *committer) acked(pos *achieved, offset int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := m.c.cfg.Now()
+	now := m.now()
 	pos.acked = offset
 	if pos.next > offset {
 		pos.waiting = pos.unsent
@@ -245,27 +251,27 @@ func (m *committer) acked(pos *position, offset int64) {
 // refused handles a partition's refusal. The offset stays pending; a member
 // that the group no longer knows must join again before it can commit.
 func (m *committer) refused(topic string, partition int32, err error) {
-	m.c.cfg.Log.Warn("offset commit refused", "consumer_group", m.c.cfg.Inbox.Group(), "topic", topic, "partition", partition, "error", err)
+	m.log.Warn("offset commit refused", "topic", topic, "partition", partition, "error", err)
 	switch {
 	case errors.Is(err, kerr.IllegalGeneration), errors.Is(err, kerr.UnknownMemberID), errors.Is(err, kerr.StaleMemberEpoch):
-		m.c.client.ForceRebalance()
+		m.client.ForceRebalance()
 	case fenced(err):
-		m.c.fail(err)
+		m.fail(err)
 	}
 }
 
 // lags is the gap of each assigned partition, as of now.
-func (m *committer) lags() []telemetry.CommitLag {
+func (m *committer) lags() []telemetry.Age {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := m.c.cfg.Now()
-	lags := make([]telemetry.CommitLag, 0, len(m.all))
+	now := m.now()
+	lags := make([]telemetry.Age, 0, len(m.all))
 	for _, pos := range m.all {
 		lag := pos.gap
 		if pos.next > pos.acked {
 			lag = now.Sub(pos.waiting)
 		}
-		lags = append(lags, telemetry.CommitLag{Topic: pos.topic, Partition: pos.partition, Lag: lag})
+		lags = append(lags, telemetry.Age{Topic: pos.topic, Partition: pos.partition, Age: lag})
 	}
 	return lags
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"oncewatch/deploy/testenv"
+	"oncewatch/reference-consumer/header"
 	"oncewatch/reference-consumer/inbox"
 	"oncewatch/reference-consumer/payments"
 	"oncewatch/reference-consumer/schema"
@@ -90,7 +91,7 @@ func (b *bundle) publishIDs(partition int32, ids []string, headers ...kgo.Record
 	var records []*kgo.Record
 	for _, id := range ids {
 		records = append(records, &kgo.Record{Topic: topic, Partition: partition, Value: []byte(`{"account":"acct_1","amount":5}`),
-			Headers: append([]kgo.RecordHeader{{Key: payments.HeaderEventID, Value: []byte(id)}}, headers...)})
+			Headers: append([]kgo.RecordHeader{{Key: header.EventID, Value: []byte(id)}}, headers...)})
 	}
 	if err := b.client.ProduceSync(b.t.Context(), records...).FirstErr(); err != nil {
 		b.t.Fatal(err)
@@ -101,7 +102,7 @@ func (b *bundle) publishIDs(partition int32, ids []string, headers ...kgo.Record
 func (b *bundle) numbered(partition int32, producer string, numbers ...int64) {
 	b.t.Helper()
 	for _, n := range numbers {
-		b.publish(partition, 1, kgo.RecordHeader{Key: stream.HeaderProducer, Value: []byte(producer)}, kgo.RecordHeader{Key: stream.HeaderSequence, Value: strconv.AppendInt(nil, n, 10)})
+		b.publish(partition, 1, kgo.RecordHeader{Key: header.Producer, Value: []byte(producer)}, kgo.RecordHeader{Key: header.Sequence, Value: strconv.AppendInt(nil, n, 10)})
 	}
 }
 
@@ -130,7 +131,7 @@ func (b *bundle) config(handler inbox.Handler, change func(*inbox.Config)) strea
 		b.t.Fatal(err)
 	}
 	return stream.Config{
-		Client: []kgo.Opt{kgo.SeedBrokers(b.k.ListenAddrs()...)}, Topics: []string{topic}, Pool: b.pool, Inbox: in, Decode: payments.Decode(false),
+		Client: []kgo.Opt{kgo.SeedBrokers(b.k.ListenAddrs()...)}, Topics: []string{topic}, Pool: b.pool, Inbox: in,
 		SessionTimeout: 3 * time.Second, HeartbeatInterval: 100 * time.Millisecond, RebalanceTimeout: 10 * time.Second, PauseFor: 50 * time.Millisecond,
 		Guard: stream.Guard{MarkerRetention: 8 * 24 * time.Hour},
 	}

@@ -3,8 +3,10 @@ package stream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -12,33 +14,30 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sync/semaphore"
 
 	"oncewatch/reference-consumer/inbox"
+	"oncewatch/reference-consumer/retry"
 	"oncewatch/reference-consumer/telemetry"
-)
-
-// A partition's queue is bounded: fetching pauses above high and resumes below
-// low, for this partition alone.
-const (
-	highRecords, lowRecords = 10_000, 2_500
-	highBytes, lowBytes     = 8 << 20, 2 << 20
 )
 
 // partition is one assignment of one partition and the worker that handles its
 // records in order.
 type partition struct {
-	c     *consumer
-	topic string
-	id    int32
-	label string
-	m     *telemetry.Topic
+	place
+	label    string
+	cfg      *Config
+	log      *slog.Logger // with the place
+	metrics  *telemetry.Consumer
+	m        *telemetry.Topic
+	commits  *committer
+	trials   *semaphore.Weighted
+	queue    *queue
+	position position
+	running  inbox.Running
 
 	mu      sync.Mutex
 	topicID [16]byte
-	queue   []*kgo.Record
-	bytes   int
-	paused  bool
-	wake    chan struct{}
 
 	ctx      context.Context // ends the transaction in flight
 	cancel   context.CancelFunc
@@ -53,14 +52,20 @@ type partition struct {
 	crash     crashGuard
 }
 
-func startPartition(c *consumer, topic string, id int32) *partition {
+func (c *consumer) startPartition(client *kgo.Client, topic string, id int32) *partition {
 	ctx, cancel := context.WithCancel(context.Background())
+	self := map[string][]int32{topic: {id}}
+	at := place{c.group, topic, id}
+	log := c.cfg.Log.With("consumer_group", c.group, "topic", topic, "partition", id)
 	p := &partition{
-		c: c, topic: topic, id: id, label: strconv.Itoa(int(id)), m: c.topics[topic],
-		wake: make(chan struct{}, 1), ctx: ctx, cancel: cancel, stopping: make(chan struct{}), done: make(chan struct{}),
+		place: at, label: strconv.Itoa(int(id)), cfg: &c.cfg, log: log, metrics: c.metrics, m: c.topics[topic], commits: c.commits, trials: c.trials,
+		queue:    newQueue(func() { client.PauseFetchPartitions(self) }, func() { client.ResumeFetchPartitions(self) }),
+		position: position{next: -1},
+		ctx:      ctx, cancel: cancel, stopping: make(chan struct{}), done: make(chan struct{}),
 		limit: c.cfg.BatchSize,
+		crash: crashGuard{place: at, pool: c.cfg.Pool, log: log, limit: c.cfg.CrashLimit, batch: int64(c.cfg.BatchSize), begun: -1},
 	}
-	c.cfg.metrics.Partition(topic, p.label)
+	c.metrics.Partition(topic, p.label)
 	c.commits.register(p)
 	go p.run()
 	return p
@@ -80,44 +85,6 @@ func (p *partition) isStopping() bool {
 	}
 }
 
-func (p *partition) self() map[string][]int32 { return map[string][]int32{p.topic: {p.id}} }
-
-// add queues fetched records.
-func (p *partition) add(records []*kgo.Record) {
-	p.mu.Lock()
-	p.queue = append(p.queue, records...)
-	for _, r := range records {
-		p.bytes += len(r.Key) + len(r.Value)
-	}
-	if !p.paused && (len(p.queue) > highRecords || p.bytes > highBytes) {
-		p.paused = true
-		p.c.client.PauseFetchPartitions(p.self())
-	}
-	p.mu.Unlock()
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
-}
-
-// next returns up to limit records, or none when there is other work or the
-// worker is to stop.
-func (p *partition) next(limit int) []*kgo.Record {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n := min(limit, len(p.queue))
-	records := p.queue[:n:n]
-	p.queue = p.queue[n:]
-	for _, r := range records {
-		p.bytes -= len(r.Key) + len(r.Value)
-	}
-	if p.paused && len(p.queue) < lowRecords && p.bytes < lowBytes {
-		p.paused = false
-		p.c.client.ResumeFetchPartitions(p.self())
-	}
-	return records
-}
-
 func (p *partition) setTopicID(id [16]byte) {
 	p.mu.Lock()
 	p.topicID = id
@@ -127,9 +94,10 @@ func (p *partition) setTopicID(id [16]byte) {
 func (p *partition) run() {
 	defer close(p.done)
 	defer p.cancel()
-	defer p.c.cfg.metrics.Stopped(p.topic, p.label, false)
+	defer p.crash.over()
+	defer p.metrics.Stopped(p.topic, p.label, false)
 	for !p.isStopping() {
-		records := p.next(p.limit)
+		records := p.queue.next(p.limit)
 		if len(records) == 0 {
 			p.idle()
 			continue
@@ -144,16 +112,16 @@ func (p *partition) run() {
 func (p *partition) idle() {
 	var tick <-chan time.Time
 	if p.sequences.waiting() {
-		t := time.NewTimer(p.c.cfg.GapGrace / 4)
+		t := time.NewTimer(p.cfg.GapGrace / 4)
 		defer t.Stop()
 		tick = t.C
 	}
 	select {
-	case <-p.wake:
+	case <-p.queue.wake:
 	case <-p.stopping:
 	case <-p.ctx.Done():
 	case <-tick:
-		p.sequences.expire(p, true)
+		p.sequences.expireAndSave(p.ctx, p.cfg.Now())
 	}
 }
 
@@ -167,9 +135,10 @@ func (p *partition) handleAll(records []*kgo.Record) bool {
 		n, err := p.handle(records)
 		records = records[n:]
 		if err == nil {
-			p.c.cfg.metrics.Stopped(p.topic, p.label, false)
+			p.metrics.Stopped(p.topic, p.label, false)
 			continue
 		}
+		p.crash.over()
 		if p.isStopping() {
 			return false
 		}
@@ -180,101 +149,135 @@ func (p *partition) handleAll(records []*kgo.Record) bool {
 	return true
 }
 
+// maxLeft is how many handlers may have been left behind by a partition until
+// it waits for one of them before it tries again.
+const maxLeft = 4
+
 // stuck handles an event that can neither be applied nor passed: this
 // partition waits, the others go on. A handler that breaks the transaction's
 // rules would only do so again, so then the partition waits for a restart.
 func (p *partition) stuck(err error) bool {
-	p.c.cfg.metrics.Stopped(p.topic, p.label, true)
-	attrs := []any{"consumer_group", p.c.cfg.Inbox.Group(), "topic", p.topic, "partition", p.id}
+	p.metrics.Stopped(p.topic, p.label, true)
+	log := p.log
 	var ee *inbox.EventError
 	if errors.As(err, &ee) && ee.Index >= 0 {
-		attrs = append(attrs, "event_id", ee.Event.ID, "offset", ee.Event.Offset)
+		log = log.With(eventAttrs(ee.Event)...)
 		err = ee.Err
 	}
 	if inbox.Classify(err) == inbox.ClassBug {
-		p.c.cfg.Log.Error("partition stopped until the handler is mended and the consumer restarted", append(attrs, "error", err)...)
+		log.Error("partition stopped until the handler is mended and the consumer restarted", "error", err)
 		select {
 		case <-p.stopping:
 		case <-p.ctx.Done():
 		}
 		return false
 	}
-	p.c.cfg.Log.Error("partition paused: the event can neither be handled nor passed", append(attrs, "error", err, "retry_in", p.c.cfg.PauseFor)...)
-	t := time.NewTimer(p.c.cfg.PauseFor)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-p.stopping:
-	case <-p.ctx.Done():
+	log.Error("partition paused: the event can neither be handled nor passed", "error", err, "retry_in", p.cfg.PauseFor)
+	for first := true; first || p.running.Left() >= maxLeft; first = false {
+		p.rest(p.cfg.PauseFor)
+		if p.isStopping() {
+			break
+		}
 	}
 	return true
 }
+
+// rest for a time, or until the worker is to end.
+func (p *partition) rest(d time.Duration) {
+	ctx, cancel := context.WithCancel(p.ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-p.stopping:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	_ = retry.Wait(ctx, d)
+}
+
+// everybody is the weight of what must run alone in the process.
+const everybody = 1 << 20
 
 // handle applies the first records and returns how many are done.
 func (p *partition) handle(records []*kgo.Record) (int, error) {
 	p.mu.Lock()
 	topicID := p.topicID
 	p.mu.Unlock()
+	b := inbox.Batch{Topic: p.topic, TopicID: topicID, Partition: p.id, Replay: p.replaying, Running: &p.running, OnRetry: func(error, int) { p.m.Retries.Inc() }}
 	if err := p.load(records[0].Offset, topicID); err != nil {
 		return 0, err
 	}
-	n, blame, err := p.crash.before(p, records[0].Offset)
-	if err != nil {
+	weight := int64(1)
+	if offset := records[0].Offset; p.crash.careful(offset) {
+		records, weight = records[:1], everybody
+		blame, err := p.crash.verdict(p.ctx, offset)
+		if err != nil {
+			return 0, err
+		}
+		if blame != nil {
+			b.Blame = map[int]error{0: blame}
+		}
+		b.Trial = p.crash.trial(offset)
+	}
+	if err := p.trials.Acquire(p.ctx, weight); err != nil {
 		return 0, err
 	}
-	if n > 0 {
-		records = records[:n]
-	}
-	deliveries := p.redeliver(records)
-	b := inbox.Batch{
-		Topic: p.topic, TopicID: topicID, Partition: p.id,
-		Events: make([]inbox.Event, len(deliveries)),
-		Next:   records[len(records)-1].Offset + 1,
-		Replay: p.replaying,
-		OnRetry: func(error, int) {
-			p.m.Retries.Inc()
-		},
-	}
-	if blame != nil {
-		b.Blame = map[int]error{0: blame}
-	}
-	ctx, process := p.c.cfg.Tracer.Process(p.ctx, p.topic, p.id, deliveries)
-	traceID, traceParent := process.TraceID(), process.TraceParent()
-	for i, r := range deliveries {
-		b.Events[i] = p.c.cfg.Decode(r)
-		b.Events[i].TraceID, b.Events[i].TraceParent = traceID, traceParent
-		p.sequences.see(p, r)
-	}
-	p.sequences.expire(p, false)
-	b.Also = func(pipe *pgx.Batch) { p.sequences.store(p, pipe) }
+	defer p.trials.Release(weight)
 
-	res, err := p.c.cfg.Inbox.Apply(ctx, p.c.cfg.Pool, b)
+	b.Next = records[len(records)-1].Offset + 1
+	deliveries := p.deliveries(records)
+	ctx, process := p.cfg.Tracer.Process(p.ctx, p.topic, p.id, deliveries)
+	traceID, traceParent := process.TraceID(), process.TraceParent()
+	b.Events = make([]inbox.Event, len(deliveries))
+	now := p.cfg.Now()
+	for i, r := range deliveries {
+		b.Events[i] = decode(p.cfg.Decode, r)
+		b.Events[i].TraceID, b.Events[i].TraceParent = traceID, traceParent
+		p.sequences.see(r, now)
+	}
+	p.sequences.expire(now)
+	b.Also = func(pipe *pgx.Batch) { p.sequences.store(pipe); p.crash.store(pipe) }
+
+	res, err := p.cfg.Inbox.Apply(ctx, p.cfg.Pool, b)
 	process.End(err)
 	if res.Next == 0 {
 		return 0, err
 	}
 	p.sequences.stored()
-	p.crash.passed(res.Next)
+	p.crash.stored(res.Next)
 	p.report(b.Events, res)
 	done := 0
 	for done < len(records) && records[done].Offset < res.Next {
 		done++
 	}
-	p.c.commits.committed(p, res.Next, records[done-1].LeaderEpoch, process.Context())
+	p.commits.committed(p, res.Next, records[done-1].LeaderEpoch, process.Context())
 	p.adapt(done, res.Duration)
-	p.replaying = !slices.ContainsFunc(res.Handled, func(h inbox.Handled) bool { return h.Outcome != inbox.Duplicate })
+	p.replaying = len(res.Handled) > 0 && !slices.ContainsFunc(res.Handled, func(h inbox.Handled) bool { return h.Outcome != inbox.Duplicate })
 	return done, err
 }
 
-// redeliver repeats the configured share of the records.
-func (p *partition) redeliver(records []*kgo.Record) []*kgo.Record {
-	share := p.c.cfg.Redeliver
-	if share <= 0 {
-		return records
-	}
-	out := make([]*kgo.Record, 0, len(records)+8)
+// decode a record. A panic is the record's error.
+func decode(f func(*kgo.Record) inbox.Event, r *kgo.Record) (ev inbox.Event) {
+	defer func() {
+		if v := recover(); v != nil {
+			ev = event(r)
+			ev.Err = fmt.Errorf("decoding panicked: %w", &inbox.PanicError{Value: v, Stack: debug.Stack()})
+		}
+	}()
+	return f(r)
+}
+
+// deliveries are the records that are events, the configured share of them
+// twice.
+func (p *partition) deliveries(records []*kgo.Record) []*kgo.Record {
+	share := p.cfg.Redeliver
+	out := make([]*kgo.Record, 0, len(records))
 	for _, r := range records {
-		if out = append(out, r); rand.Float64() < share {
+		if !isEvent(r) {
+			continue
+		}
+		if out = append(out, r); share > 0 && rand.Float64() < share {
 			out = append(out, r)
 		}
 	}
@@ -285,8 +288,8 @@ func (p *partition) redeliver(records []*kgo.Record) []*kgo.Record {
 // and a crash repeats a whole batch. It does not go below a quarter: what is
 // left then is waiting for the disk, which a smaller batch does not shorten.
 func (p *partition) adapt(n int, took time.Duration) {
-	size := p.c.cfg.BatchSize
-	switch target := p.c.cfg.TargetLatency; {
+	size := p.cfg.BatchSize
+	switch target := p.cfg.TargetLatency; {
 	case took > target && n >= p.limit/2:
 		p.limit = max(p.limit*4/5, min(max(size/4, 10), size))
 	case took < target/2 && n == p.limit:
@@ -297,8 +300,7 @@ func (p *partition) adapt(n int, took time.Duration) {
 // report counts and logs each event as if it had been alone in its
 // transaction.
 func (p *partition) report(events []inbox.Event, res inbox.Result) {
-	log := p.c.cfg.Log
-	debug := log.Enabled(p.ctx, slog.LevelDebug)
+	debug := p.log.Enabled(p.ctx, slog.LevelDebug)
 	for i, h := range res.Handled {
 		ev := events[i]
 		switch h.Outcome {
@@ -317,48 +319,46 @@ func (p *partition) report(events []inbox.Event, res inbox.Result) {
 			if h.Reason == inbox.ReasonIDConflict {
 				p.m.OtherOffset.Inc() // the producer used the id again
 			}
-			attrs := append(p.attrs(ev), "reason", h.Reason, "attempts", h.Attempts, "error", h.Err)
+			attrs := append(eventAttrs(ev), "reason", h.Reason, "attempts", h.Attempts, "error", h.Err)
 			if h.Reason == inbox.ReasonIDConflict {
 				attrs = append(attrs, "first_partition", h.FirstPartition, "first_offset", h.FirstOffset)
 			}
-			log.Warn("event dead-lettered", attrs...)
+			p.log.Warn("event dead-lettered", attrs...)
 			continue
 		}
 		p.m.Observe(res.Duration, ev.TraceID)
 		if debug {
-			attrs := append(p.attrs(ev), "outcome", h.Outcome.String())
+			attrs := append(eventAttrs(ev), "outcome", h.Outcome.String())
 			if h.Outcome == inbox.Duplicate {
 				attrs = append(attrs, "origin", h.Origin.String(), "first_partition", h.FirstPartition, "first_offset", h.FirstOffset)
 			}
-			log.Debug("event handled", attrs...)
+			p.log.Debug("event handled", attrs...)
 		}
 	}
 }
 
-// attrs are the fields every log line about an event carries.
-func (p *partition) attrs(ev inbox.Event) []any {
-	attrs := []any{"event_id", ev.ID, "consumer_group", p.c.cfg.Inbox.Group(), "topic", p.topic, "partition", p.id, "offset", ev.Offset}
+// eventAttrs are what a log line about an event carries besides its place.
+func eventAttrs(ev inbox.Event) []any {
+	attrs := []any{"event_id", ev.ID, "offset", ev.Offset}
 	if ev.TraceID != "" {
 		attrs = append(attrs, "trace_id", ev.TraceID)
 	}
 	return attrs
 }
 
-// load reads what earlier owners of the partition left in the database.
+// load reads what earlier owners of the partition left in the database, and
+// counts the beginning.
 func (p *partition) load(offset int64, topicID [16]byte) error {
-	if p.sequences != nil {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(p.ctx, 10*time.Second)
 	defer cancel()
-	seqs, err := loadSequences(ctx, p)
-	if err != nil {
-		return err
+	if p.sequences == nil {
+		s, err := loadSequences(ctx, p.cfg.Pool, p.place)
+		if err != nil {
+			return err
+		}
+		s.log, s.grace = p.log, p.cfg.GapGrace
+		s.lost = func(n int64) { p.metrics.Lost(p.topic, p.label, float64(n)) }
+		p.sequences = s
 	}
-	guard, err := beginAt(ctx, p, offset, topicID)
-	if err != nil {
-		return err
-	}
-	p.sequences, p.crash = seqs, guard
-	return nil
+	return p.crash.begin(ctx, offset, topicID)
 }

@@ -3,17 +3,20 @@ package stream
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"oncewatch/reference-consumer/retry"
 )
 
 // progress is what the database knows of a partition.
 type progress struct {
 	topicID [16]byte
 	next    int64
+	// handled is the highest next there ever was.
+	handled int64
 }
 
 // extent of a partition's log on the broker.
@@ -23,18 +26,14 @@ type extent struct{ start, end int64 }
 // the database, which moved in the same transaction as the effects, and the
 // one the group committed.
 func (c *consumer) reconcile(ctx context.Context, offsets map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {
-	for attempt := 0; ; attempt++ {
+	for attempt := 1; ; attempt++ {
 		err := c.reconcileOnce(ctx, offsets)
 		if err == nil {
 			return offsets, nil
 		}
-		c.cfg.Log.Warn("could not compare offsets with the database", "consumer_group", c.cfg.Inbox.Group(), "error", err)
-		t := time.NewTimer(min(100*time.Millisecond<<min(attempt, 10), 3*time.Second))
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		c.cfg.Log.Warn("could not compare offsets with the database", "consumer_group", c.group, "error", err)
+		if retry.Wait(ctx, retry.Backoff(200*time.Millisecond, 3*time.Second, attempt)) != nil {
 			return nil, err
-		case <-t.C:
 		}
 	}
 }
@@ -83,7 +82,11 @@ func (c *consumer) reconcileOnce(ctx context.Context, offsets map[string]map[int
 				committed = at
 			}
 			d := decide(committed, known[topic][id], topics[topic].ID, extent{start.Offset, end.Offset})
-			c.apply(topic, id, topics[topic].ID, d)
+			var handled int64
+			if db := known[topic][id]; db != nil && db.topicID == topics[topic].ID {
+				handled = db.handled
+			}
+			c.apply(topic, id, topics[topic].ID, d, start.Offset, handled)
 			if d.offset >= 0 && d.offset != committed {
 				parts[id] = kgo.NewOffset().At(d.offset).WithEpoch(-1)
 			}
@@ -116,8 +119,10 @@ func decide(committed int64, db *progress, topicID [16]byte, log extent) decisio
 		return decision{offset: log.start, why: "the committed offset lies beyond the log: starting over, the markers absorb what is known"}
 	case db == nil:
 		return decision{offset: committed}
+	case db.next < log.start && db.handled < log.start:
+		return decision{offset: log.start, lost: log.start - max(db.next, db.handled), why: "the broker deleted records before they were handled"}
 	case db.next < log.start:
-		return decision{offset: log.start, lost: log.start - db.next, why: "the broker deleted records before they were handled"}
+		return decision{offset: log.start, why: "the broker deleted records of a replay that had been handled before"}
 	case db.next > log.end:
 		if kafkaValid && committed < db.next {
 			return decision{offset: committed, why: "the database is beyond the log's end"}
@@ -134,21 +139,24 @@ func decide(committed int64, db *progress, topicID [16]byte, log extent) decisio
 }
 
 // apply tells the worker and the operator what was decided.
-func (c *consumer) apply(topic string, id int32, topicID [16]byte, d decision) {
+func (c *consumer) apply(topic string, id int32, topicID [16]byte, d decision, logStart, handled int64) {
 	if p := c.partition(topic, id); p != nil {
 		p.setTopicID(topicID)
-	}
-	if d.lost > 0 {
-		c.cfg.metrics.Lost(topic, strconv.Itoa(int(id)), float64(d.lost))
+		at := d.offset
+		if at < 0 {
+			at = logStart
+		}
+		p.position.set(at, handled)
+		p.countLost(d.offset-d.lost, d.offset)
 	}
 	if d.why != "" {
-		c.cfg.Log.Warn("offset reconciled: "+d.why, "consumer_group", c.cfg.Inbox.Group(), "topic", topic, "partition", id, "offset", d.offset, "lost", d.lost)
+		c.cfg.Log.Warn("offset reconciled: "+d.why, "consumer_group", c.group, "topic", topic, "partition", id, "offset", d.offset, "lost", d.lost)
 	}
 }
 
 func (c *consumer) progress(ctx context.Context, topics []string) (map[string]map[int32]*progress, error) {
-	rows, err := c.cfg.Pool.Query(ctx, `SELECT topic, partition, topic_id, next_offset FROM consumer_progress
-WHERE consumer_group = $1 AND topic = ANY ($2)`, c.cfg.Inbox.Group(), topics)
+	rows, err := c.cfg.Pool.Query(ctx, `SELECT topic, partition, topic_id, next_offset, coalesce(handled_offset, next_offset) FROM consumer_progress
+WHERE consumer_group = $1 AND topic = ANY ($2)`, c.group, topics)
 	if err != nil {
 		return nil, fmt.Errorf("read the progress: %w", err)
 	}
@@ -156,7 +164,7 @@ WHERE consumer_group = $1 AND topic = ANY ($2)`, c.cfg.Inbox.Group(), topics)
 	var topic string
 	var id int32
 	var pr progress
-	_, err = pgx.ForEachRow(rows, []any{&topic, &id, &pr.topicID, &pr.next}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&topic, &id, &pr.topicID, &pr.next, &pr.handled}, func() error {
 		if known[topic] == nil {
 			known[topic] = map[int32]*progress{}
 		}

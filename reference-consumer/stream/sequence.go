@@ -4,21 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
-)
 
-// Headers by which a producer numbers its records in each partition, from 1.
-// Gaps in offsets mean nothing (compaction and aborted transactions leave
-// them); gaps in these numbers are lost events.
-const (
-	HeaderProducer = "producer_id"
-	HeaderSequence = "producer_sequence"
+	"oncewatch/reference-consumer/header"
 )
 
 // maxGaps bounds what is remembered of one producer; the oldest is counted at
@@ -42,14 +38,20 @@ type producer struct {
 // sequences of a partition's producers. They are stored with the offset, so
 // that a crash neither invents nor forgets a gap.
 type sequences struct {
+	place
+	pool  *pgxpool.Pool
+	log   *slog.Logger
+	grace time.Duration // how long a missing number may still arrive
+	lost  func(n int64) // counts lost events
+
 	producers map[string]*producer
 	gaps      int
 }
 
-func loadSequences(ctx context.Context, p *partition) (*sequences, error) {
-	s := &sequences{producers: map[string]*producer{}}
-	rows, err := p.c.cfg.Pool.Query(ctx, `SELECT producer, last_sequence, gaps FROM producer_sequences
-WHERE consumer_group = $1 AND topic = $2 AND partition = $3`, p.c.cfg.Inbox.Group(), p.topic, p.id)
+func loadSequences(ctx context.Context, pool *pgxpool.Pool, at place) (*sequences, error) {
+	s := &sequences{place: at, pool: pool, producers: map[string]*producer{}}
+	rows, err := pool.Query(ctx, `SELECT producer, last_sequence, gaps FROM producer_sequences
+WHERE consumer_group = $1 AND topic = $2 AND partition = $3`, at.group, at.topic, at.id)
 	if err != nil {
 		return nil, fmt.Errorf("read the producers' sequences: %w", err)
 	}
@@ -73,7 +75,7 @@ WHERE consumer_group = $1 AND topic = $2 AND partition = $3`, p.c.cfg.Inbox.Grou
 
 // see notes a record's sequence number, if it has one. Numbers seen before are
 // redeliveries.
-func (s *sequences) see(p *partition, r *kgo.Record) {
+func (s *sequences) see(r *kgo.Record, now time.Time) {
 	name, seq, ok := numbered(r)
 	if !ok {
 		return
@@ -87,7 +89,7 @@ func (s *sequences) see(p *partition, r *kgo.Record) {
 	}
 	switch {
 	case seq > pr.last+1:
-		pr.gaps = append(pr.gaps, gap{pr.last + 1, seq - 1, p.c.cfg.Now()})
+		pr.gaps = append(pr.gaps, gap{pr.last + 1, seq - 1, now})
 		s.gaps++
 		fallthrough
 	case seq == pr.last+1:
@@ -100,9 +102,9 @@ func (s *sequences) see(p *partition, r *kgo.Record) {
 func numbered(r *kgo.Record) (name string, seq int64, ok bool) {
 	for _, h := range r.Headers {
 		switch h.Key {
-		case HeaderProducer:
+		case header.Producer:
 			name = string(h.Value)
-		case HeaderSequence:
+		case header.Sequence:
 			n, err := strconv.ParseInt(string(h.Value), 10, 64)
 			seq, ok = n, err == nil && n > 0
 		}
@@ -145,33 +147,36 @@ func (s *sequences) waiting() bool { return s != nil && s.gaps > 0 }
 
 // expire counts the gaps that stayed open longer than the grace period. They
 // are counted before they are forgotten: a crash in between counts twice,
-// never not at all. With save, the rows are written at once.
-func (s *sequences) expire(p *partition, save bool) {
+// never not at all.
+func (s *sequences) expire(now time.Time) (changed bool) {
 	if !s.waiting() {
-		return
+		return false
 	}
-	deadline := p.c.cfg.Now().Add(-p.c.cfg.GapGrace)
-	changed := false
+	deadline := now.Add(-s.grace)
 	for name, pr := range s.producers {
 		for len(pr.gaps) > 0 && (pr.gaps[0].Since.Before(deadline) || len(pr.gaps) > maxGaps) {
 			g := pr.gaps[0]
 			pr.gaps = pr.gaps[1:]
 			s.gaps--
 			pr.dirty, changed = true, true
-			p.c.cfg.metrics.Lost(p.topic, p.label, float64(g.To-g.From+1))
-			p.c.cfg.Log.Error("events lost: a producer's sequence has a gap", "consumer_group", p.c.cfg.Inbox.Group(), "topic", p.topic, "partition", p.id,
-				"producer", name, "from_sequence", g.From, "to_sequence", g.To)
+			s.lost(g.To - g.From + 1)
+			s.log.Error("events lost: a producer's sequence has a gap", "producer", name, "from_sequence", g.From, "to_sequence", g.To)
 		}
 	}
-	if !changed || !save {
+	return changed
+}
+
+// expireAndSave does so while no batch comes that could store it.
+func (s *sequences) expireAndSave(ctx context.Context, now time.Time) {
+	if !s.expire(now) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(p.ctx, commitTimeout)
+	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
 	pipe := &pgx.Batch{}
-	s.store(p, pipe)
-	if err := p.c.cfg.Pool.SendBatch(ctx, pipe).Close(); err != nil {
-		p.c.cfg.Log.Warn("could not store the producers' sequences", "consumer_group", p.c.cfg.Inbox.Group(), "topic", p.topic, "partition", p.id, "error", err)
+	s.store(pipe)
+	if err := s.pool.SendBatch(ctx, pipe).Close(); err != nil {
+		s.log.Warn("could not store the producers' sequences", "error", err)
 		return
 	}
 	s.stored()
@@ -183,7 +188,7 @@ ON CONFLICT (consumer_group, topic, partition, producer) DO UPDATE
 SET last_sequence = excluded.last_sequence, gaps = excluded.gaps, updated_at = now()`
 
 // store adds the changed rows to the transaction.
-func (s *sequences) store(p *partition, pipe *pgx.Batch) {
+func (s *sequences) store(pipe *pgx.Batch) {
 	var names, gaps []string
 	var last []int64
 	for name, pr := range s.producers {
@@ -197,7 +202,7 @@ func (s *sequences) store(p *partition, pipe *pgx.Batch) {
 		names, last, gaps = append(names, name), append(last, pr.last), append(gaps, string(raw))
 	}
 	if len(names) > 0 {
-		pipe.Queue(sequenceSQL, p.c.cfg.Inbox.Group(), p.topic, p.id, names, last, gaps)
+		pipe.Queue(sequenceSQL, s.group, s.topic, s.id, names, last, gaps)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	names "oncewatch/reference-consumer/header"
 	"oncewatch/reference-consumer/inbox"
 	"oncewatch/reference-consumer/payments"
 	"oncewatch/reference-consumer/stream"
@@ -190,9 +191,9 @@ func TestHostileRecords(t *testing.T) {
 		long[i] = 'a' + byte(rand.IntN(26))
 	}
 	header := func(key, value string) kgo.RecordHeader { return kgo.RecordHeader{Key: key, Value: []byte(value)} }
-	one := header(stream.HeaderSequence, "1")
+	one := header(names.Sequence, "1")
 	for _, name := range []string{"a\x00b", "a\xffb", string(long)} {
-		b.publish(0, 2, header(stream.HeaderProducer, name), one)
+		b.publish(0, 2, header(names.Producer, name), one)
 	}
 	b.numbered(0, strings.Repeat("p", 255), 1)
 	ok := b.seq // events that can be applied
@@ -203,7 +204,7 @@ func TestHostileRecords(t *testing.T) {
 		{Value: fmt.Appendf(nil, `{"account":"%s","amount":5}`, long)},
 		{Value: fmt.Appendf(nil, `{"account":"a","amount":5,"payment_id":"%s"}`, long)},
 	} {
-		r.Topic, r.Headers = topic, append([]kgo.RecordHeader{header(payments.HeaderEventID, fmt.Sprint("hostile-", i))}, r.Headers...)
+		r.Topic, r.Headers = topic, append([]kgo.RecordHeader{header(names.EventID, fmt.Sprint("hostile-", i))}, r.Headers...)
 		if err := b.client.ProduceSync(t.Context(), r).FirstErr(); err != nil {
 			t.Fatal(err)
 		}
@@ -717,13 +718,14 @@ func TestOnePartitionIsPausedAlone(t *testing.T) {
 	var once sync.Once
 	defer once.Do(func() { close(release) })
 	b.publish(0, 30_000)
-	m := b.start(b.config(func(ctx context.Context, tx *inbox.Tx, ev inbox.Event) error {
+	cfg := b.config(func(ctx context.Context, tx *inbox.Tx, ev inbox.Event) error {
 		if ev.Partition == 0 {
 			<-release
 		}
 		return ledger(ctx, tx, ev)
-	}, func(ic *inbox.Config) { ic.IdleTimeout = 20 * time.Second; ic.TransactionTimeout = 20 * time.Second }))
-	_ = m
+	}, func(ic *inbox.Config) { ic.IdleTimeout = 20 * time.Second; ic.TransactionTimeout = 20 * time.Second })
+	cfg.SessionTimeout, cfg.RebalanceTimeout = 30*time.Second, 60*time.Second
+	b.start(cfg)
 	for range 5 {
 		b.publish(1, 100)
 		end := b.end(1)
