@@ -15,7 +15,8 @@ import (
 // cause is mended it is sent again and must not be taken for a duplicate.
 const unmarkSQL = `DELETE FROM processed_events WHERE consumer_group = $1 AND event_id = ANY ($2)`
 
-// letters writes the dead letters of the batch.
+// letters writes the dead letters of the batch, and after a trial the progress:
+// what counts the trial is in the same row, which would be locked before.
 func (in *Inbox) letters(ctx context.Context, s *session, b Batch, handled []Handled) error {
 	pipe := &pgx.Batch{}
 	if len(s.unmark) > 0 {
@@ -45,12 +46,18 @@ func (in *Inbox) letters(ctx context.Context, s *session, b Batch, handled []Han
 		dead = append(dead, i)
 		q.Exec(func(pgconn.CommandTag) error { written++; return nil })
 	}
+	if b.Trial != nil {
+		in.move(pipe, b)
+	}
 	if pipe.Len() == 0 {
 		return nil
 	}
 	in.cfg.Failpoint("dead_letter")
 	if err := s.conn.SendBatch(ctx, pipe).Close(); err != nil {
 		// Not a data error of the event: nothing may pass until it is stored.
+		if len(dead) == 0 {
+			return fmt.Errorf("write the progress: %w", err)
+		}
 		first := b.Events[dead[min(written, len(dead)-1)]]
 		return fmt.Errorf("%w: write the dead letter of event %q (%s/%d offset %d): %w", errConnection, first.ID, b.Topic, b.Partition, first.Offset, opaque{err})
 	}

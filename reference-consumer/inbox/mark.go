@@ -60,11 +60,8 @@ func (in *Inbox) mark(ctx context.Context, s *session, b Batch, p *plan) ([]Hand
 		}
 		q.Query(func(rows pgx.Rows) error { markerErr = a.read(rows, m, b.Replay); return markerErr })
 	}
-	if b.Next > 0 {
-		pipe.Queue(progressSQL, in.cfg.Group, b.Topic, b.Partition, b.TopicID, b.Next)
-	}
-	if b.Also != nil {
-		b.Also(pipe)
+	if b.Trial == nil {
+		in.move(pipe, b)
 	}
 	if err := s.conn.SendBatch(ctx, pipe).Close(); markerErr != nil {
 		return nil, in.markerError(ctx, s, b, p, markerErr)
@@ -93,6 +90,16 @@ func (in *Inbox) mark(ctx context.Context, s *session, b Batch, p *plan) ([]Hand
 		}
 	}
 	return sortOut(b, p, m, a), nil
+}
+
+// move the progress, and what moves with it.
+func (in *Inbox) move(pipe *pgx.Batch, b Batch) {
+	if b.Next > 0 {
+		pipe.Queue(progressSQL, in.cfg.Group, b.Topic, b.Partition, b.TopicID, b.Next)
+	}
+	if b.Also != nil {
+		b.Also(pipe)
+	}
 }
 
 // read the rows of markerSQL or existingSQL.

@@ -168,6 +168,10 @@ func TestAdvisoryLock(t *testing.T) {
 	if _, err := b.once(nil); err != nil || b.count("SELECT count(*) FROM processed_events") != 10 {
 		t.Errorf("pruned beside another pruner (%v)", err)
 	}
+	// Not by closing the connection: its server process ends a little later.
+	if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_unlock_all()"); err != nil {
+		t.Fatal(err)
+	}
 	_ = conn.Close(t.Context())
 	if _, err := b.once(nil); err != nil || b.count("SELECT count(*) FROM processed_events") != 0 {
 		t.Errorf("did not prune after the other one had gone (%v)", err)
