@@ -57,7 +57,7 @@ func healthy() *world {
 		topic:     &kafka.Topic{Name: "payments", Retention: known(kafka.Retention{Seconds: 7 * 86400, WorstCaseSeconds: 7.2 * 86400})},
 		partition: &kafka.GroupPartition{Committed: 101, Lag: known(int64(3)), Expired: known(int64(0)), OutOfRange: known(false), Waiting: known(now.Add(-time.Second))},
 		consumed:  &consumer.Values{Processed: 9990, Duplicates: 10, CommitLag: 0.1},
-		compared:  &retention.Series{Database: "db", Group: "g", Topic: "payments", Exact: true, Partitions: []*retention.Partition{{Unprotected: known(int64(0))}}},
+		compared:  &retention.Series{Database: "db", Group: "g", Topic: "payments", Exact: true, Partitions: []*retention.Partition{{Unprotected: known(int64(0)), Unverified: known(int64(0))}}},
 	}
 	w.markers = &postgres.Markers{
 		Database: "db", Table: w.table, Ready: true, ServerTime: now, ReadAt: now,
@@ -161,9 +161,17 @@ func TestFaults(t *testing.T) {
 		"unlimited topic":     {func(w *world) { w.topic.Retention.Value.Seconds = math.Inf(1) }, "retention-ratio", checklist.Violated, "finite retention"},
 		"retention denied":    {func(w *world) { w.topic.Retention.OK = false }, "retention-ratio", checklist.Unknown, "DESCRIBE_CONFIGS"},
 		"unprotected records": {func(w *world) { w.compared.Partitions[0].Unprotected = known(int64(42)) }, "replay-exposure", checklist.Violated, "42 events"},
+		"unprotected, and more perhaps": {func(w *world) {
+			w.compared.Partitions[0].Unprotected, w.compared.Partitions[0].Unverified = known(int64(42)), known(int64(8))
+		}, "replay-exposure", checklist.Violated, "at least 42, at most 50 events"},
+		"unverified": {func(w *world) { w.compared.Partitions[0].Unverified = known(int64(7)) }, "replay-exposure", checklist.Unknown, "at least 0, at most 7 events"},
+		"unverified, and markers kept for too short": {func(w *world) {
+			w.compared.Partitions[0].Unverified = known(int64(7))
+			w.compared.Compare(retention.Numbers{OldestRecord: known(7 * day), Configured: known(3 * day)}, 1.1)
+		}, "replay-exposure", checklist.Warning, "loss is likely"},
 		"exposure unknown": {func(w *world) {
-			w.compared.Partitions[0] = &retention.Partition{Unseen: 7, Why: "never seen"}
-		}, "replay-exposure", checklist.Unknown, "at most 7 events"},
+			w.compared.Partitions[0] = &retention.Partition{Why: "could not be read"}
+		}, "replay-exposure", checklist.Unknown, "could not be read"},
 		"consumers away": {func(w *world) { w.consumed = nil }, "handle-latency", checklist.Unknown, "None of the consumers' metrics could be read"},
 		"commits stuck":  {func(w *world) { w.consumed.CommitLag = 31 }, "commit-lag", checklist.Violated, "refused offset commits"},
 		"markers far ahead": {func(w *world) {

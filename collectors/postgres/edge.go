@@ -92,12 +92,12 @@ func (l *ledger) observe(r *reading) {
 		l.series.Forget()
 		l.handledOf, l.handledAll = l.ident, false
 	}
+	l.series.Follow(r.changes, l.each)
 	if !l.handledAll && l.complete() {
 		l.series.See(l.each)
 		l.handledAll = true
 	}
-	l.series.Follow(r.changes, l.each)
-	if l.compares {
+	if r.compares {
 		return // nobody saw when it was pruned
 	}
 	l.series.Prune(&l.book, r.changes, r.inside.clock)

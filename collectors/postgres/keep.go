@@ -50,6 +50,6 @@ func (l *ledger) restore() {
 	l.book = cells.Book{Buckets: k.Buckets}
 	l.series = cells.NewSeriesTable(k.Series...)
 	l.fine, l.width = k.Fine, k.Width
-	l.handledOf, l.handledAll = l.ident, true
+	l.handledOf, l.handledAll = l.ident, false
 	l.compares = true
 }

@@ -20,7 +20,7 @@ func TestAStartWithWhatWasKeptIsAComparison(t *testing.T) {
 	b.insert("g", "future", 5, -time.Hour)
 	b.pollExact()
 	b.exec(`DELETE FROM processed_events WHERE partition = 0 AND "offset" < 100 AND topic = 't'`)
-	b.pollExact()
+	observed := b.pollExact().find("g", "t").ObservedRetention
 
 	var file bytes.Buffer
 	if err := gob.NewEncoder(&file).Encode(b.store.Keep()); err != nil {
@@ -40,10 +40,10 @@ func TestAStartWithWhatWasKeptIsAComparison(t *testing.T) {
 	b.store.Restore(&kept, func(reason string) { t.Errorf("refused: %s", reason) })
 	m := b.pollExact()
 	h := m.find("g", "t").Handled
-	if g := h[0].Gone; len(g) != 1 || g[0].First != 0 || g[0].Last != 249 || g[0].Markers != 250 {
+	if g := h[0].Gone; len(g) != 1 || g[0].First != 0 || g[0].Last != 249 || g[0].Least != 250 || g[0].Most != 250 {
 		t.Errorf("partition 0: %+v gone, want the offsets 0 to 249", g)
 	}
-	if g := h[1].Gone; len(g) != 1 || g[0].First != 0 || g[0].Last != 20 || g[0].Markers != 21 {
+	if g := h[1].Gone; len(g) != 1 || g[0].First != 0 || g[0].Last != 20 || g[0].Least != 21 || g[0].Most != 21 {
 		t.Errorf("partition 1: %+v gone, want the offsets 0 to 20", g)
 	}
 	for topic, want := range map[string]int64{"future": 2, "late": 7, "new": 3} {
@@ -51,8 +51,8 @@ func TestAStartWithWhatWasKeptIsAComparison(t *testing.T) {
 			t.Errorf("topic %s: %+v, want %d inserted", topic, s, want)
 		}
 	}
-	if s := m.find("g", "t"); s.Pruned != 271 {
-		t.Errorf("%+v, want 271 pruned in all", s)
+	if s := m.find("g", "t"); s.Pruned != 271 || s.ObservedRetention != observed {
+		t.Errorf("%+v, want 271 pruned in all, and the observed retention of before, %s: nobody saw when it was pruned", s, observed)
 	}
 	b.pollExact()
 }

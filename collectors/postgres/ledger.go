@@ -167,6 +167,8 @@ type reading struct {
 	problems []poll.Problem
 	reasons  map[Reason]bool
 	changes  []cells.Change
+	// compares says that changes are since another ledger's last poll.
+	compares bool
 }
 
 // Poll implements poll.Source.
@@ -193,6 +195,7 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 		return nil, explain("table "+s.cfg.Table, err)
 	}
 	l.meet(r.session, c)
+	r.compares = l.compares
 	if l.table.TimeIndex == "" {
 		err = l.pollPages(ctx, r)
 	} else {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"oncewatch/collectors/handled"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres/cells"
 )
@@ -84,18 +85,16 @@ const (
 	ReasonCatchingUp Reason = "catching_up"
 )
 
-// Handled and Gone are what is known of the offsets of one partition.
-type (
-	Handled = cells.Handled
-	Gone    = cells.Gone
-)
+// Handled is what is known of the offsets of one partition.
+type Handled = handled.Offsets
 
 // Markers is what one poll of the ledger knows. Nothing in it changes.
 type Markers struct {
 	// Database is the value of the label.
 	Database string
-	// Table is the table's structure.
-	Table *Table
+	// Table is the table's structure, and Identity tells it from every other.
+	Table    *Table
+	Identity string
 	// Series is sorted by group and topic.
 	Series []Series
 	// Ready says that the counts are complete. Until then Series holds the
@@ -142,6 +141,9 @@ type Series struct {
 	// pruned; only where Pruning.
 	ObservedRetention time.Duration
 	Pruning           bool
+	// Began is, by partition, the first offset that the group was given: what
+	// lies below it was never handled. Only where a progress table tells.
+	Began map[int64]int64
 	// Handled is, by partition, which offsets have or had a marker. Complete
 	// where Counted; empty without the columns.
 	Handled map[int64]Handled
@@ -259,7 +261,7 @@ func (m *Markers) Collect(now time.Time, ch chan<- prometheus.Metric) {
 func (l *ledger) snapshot(r *reading) *Markers {
 	m := &Markers{
 		Database: cmp.Or(l.store.cfg.Database, r.session.Database),
-		Table:    l.table, Config: l.store.cfg, problems: r.problems,
+		Table:    l.table, Identity: l.ident.String(), Config: l.store.cfg, problems: r.problems,
 		Ready: l.complete(), Progress: l.backfill.progress(),
 		Corrections: l.scrub.corrections, ScrubSince: l.scrub.since,
 		Cells: l.book.Size(), Bytes: l.book.Bytes(),

@@ -18,9 +18,9 @@ func BenchmarkPoll(b *testing.B) {
 			for p := range offsets {
 				w.partition("t", int32(p), 500, 1000, t0)
 				offsets[p] = 1000
-				handled[int64(p)] = postgres.Handled{Gone: []postgres.Gone{gone(0, 400, t0)}}
+				handled[int64(p)] = from(0, gone(0, 400, t0))
 				if exposed {
-					handled[int64(p)] = postgres.Handled{Gone: []postgres.Gone{gone(0, 600, t0)}}
+					handled[int64(p)] = from(0, gone(0, 600, t0))
 				}
 			}
 			var series []postgres.Series

@@ -112,11 +112,11 @@ func TestYoungGroupsAndRestarts(t *testing.T) {
 	consumer{stack: s, group: "old", topic: topic, at: whenWritten}.run()
 	s.start()
 	p := s.look("young", topic).Partitions[0]
-	if p.Unprotected.OK || p.Unseen != 500 {
-		t.Errorf("%+v of a young group, want nothing known of 500", p)
+	if p.Unprotected.Value != 0 || p.Unverified.Value != 500 {
+		t.Errorf("%+v of a young group, want none known, and 500 unverified", p)
 	}
 	s.deleteBefore(topic, 520)
-	if p = s.look("young", topic).Partitions[0]; !p.Unprotected.OK || p.Unprotected.Value != 0 {
+	if p = s.look("young", topic).Partitions[0]; !p.Unprotected.OK || p.Unprotected.Value != 0 || p.Unverified.Value != 0 {
 		t.Errorf("%+v once the log start has come by, want 0", p)
 	}
 	if n := s.prove("a young group", "young", topic); n != 0 {
@@ -128,13 +128,13 @@ func TestYoungGroupsAndRestarts(t *testing.T) {
 		t.Fatalf("%+v after a prune, want some", before)
 	}
 	s.start() // again: what it had seen is forgotten
-	if p = s.look("old", topic).Partitions[0]; p.Unprotected.OK || p.Unseen != before.Value {
-		t.Errorf("%+v after a restart, want nothing known of %d", p, before.Value)
+	if p = s.look("old", topic).Partitions[0]; p.Unprotected.Value != 0 || p.Unverified.Value != before.Value {
+		t.Errorf("%+v after a restart, want none known, and %d unverified", p, before.Value)
 	}
 	s.exec(`DELETE FROM processed_events WHERE consumer_group = 'old' AND "offset" < 570`)
 	after := s.look("old", topic).Partitions[0]
-	if !after.Unprotected.OK || after.Unprotected.Value+after.Unseen != 50 || after.Unprotected.Value == 0 {
-		t.Errorf("%+v, want 50 told or unseen", after)
+	if !after.Unprotected.OK || after.Unprotected.Value+after.Unverified.Value != 50 || after.Unprotected.Value == 0 {
+		t.Errorf("%+v, want 50 known or unverified", after)
 	}
 	s.reset("old", topic)
 	consumer{stack: s, group: "old", topic: topic}.run()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"oncewatch/collectors/handled"
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
@@ -155,7 +156,7 @@ func (w *world) commit(group, topic string, offsets ...int64) {
 // table puts markers in place, read now.
 func (w *world) table(series ...postgres.Series) *postgres.Markers {
 	m := &postgres.Markers{
-		Database: "db", Table: &postgres.Table{}, Series: series, Ready: true,
+		Database: "db", Table: &postgres.Table{}, Identity: "table", Series: series, Ready: true,
 		// The server's clock is an hour off ours.
 		ServerTime: w.now.Add(time.Hour), ReadAt: w.now,
 	}
@@ -175,8 +176,18 @@ func marks(group, topic string, partitions map[int64]postgres.Handled) postgres.
 	return postgres.Series{Group: group, Topic: topic, Counted: true, Rows: 1, Handled: partitions}
 }
 
-func gone(first, last int64, newest time.Time) postgres.Gone {
-	return postgres.Gone{First: first, Last: last, Markers: last - first + 1, Newest: column(newest)}
+func gone(first, last int64, newest time.Time) handled.Range {
+	n := last - first + 1
+	return handled.Range{First: first, Last: last, Least: n, Most: n, Newest: column(newest).UnixMicro()}
+}
+
+// from is a partition of which no marker was seen below an offset.
+func from(first int64, gone ...handled.Range) postgres.Handled {
+	h := postgres.Handled{From: first, To: 1 << 40, Gone: gone}
+	if first > 0 {
+		h.Unseen = []handled.Range{{First: 0, Last: first - 1, Most: first}}
+	}
+	return h
 }
 
 func (w *world) poll() *Snapshot {
@@ -202,11 +213,12 @@ func (w *world) settle() *Snapshot {
 	return w.poll()
 }
 
-// values writes the metric down.
+// values writes down what is unprotected, and behind a plus what is unverified
+// where that is not 0.
 func values(s *Snapshot) string {
 	ch := make(chan prometheus.Metric)
 	go func() {
-		s.Collect(time.Time{}, ch)
+		s.Collect(s.At, ch)
 		close(ch)
 	}()
 	reg := prometheus.NewPedanticRegistry()
@@ -219,15 +231,27 @@ func values(s *Snapshot) string {
 	if err != nil {
 		return err.Error()
 	}
-	var lines []string
+	of := map[string]map[string]float64{}
 	for _, f := range families {
+		of[f.GetName()] = map[string]float64{}
 		for _, m := range f.Metric {
 			var labels []string
 			for _, l := range m.Label {
 				labels = append(labels, l.GetValue())
 			}
-			lines = append(lines, fmt.Sprintf("%s %v", strings.Join(labels, " "), m.Gauge.GetValue()))
+			of[f.GetName()][strings.Join(labels, " ")] = m.Gauge.GetValue()
 		}
+	}
+	var lines []string
+	for labels, n := range of["processed_events_unprotected_records"] {
+		line := fmt.Sprintf("%s %v", labels, n)
+		u, ok := of["processed_events_unverified_records"][labels]
+		if !ok {
+			line += "+?"
+		} else if u != 0 {
+			line += fmt.Sprintf("+%v", u)
+		}
+		lines = append(lines, line)
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")

@@ -1,107 +1,115 @@
 package retention
 
 import (
-	"slices"
-	"time"
-
+	"oncewatch/collectors/handled"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/postgres"
 )
 
-// byOffset is exact: a record is unprotected where its offset had a marker that
-// was seen to vanish and was not written again. It counts markers and not
-// offsets, so control records, aborted transactions and events the group had
-// met before under another offset are not in it.
+// byOffset compares by offset: a record is unprotected where its offset had a
+// marker that was seen to vanish and was not written again. It counts markers
+// and not offsets, so control records, aborted transactions and events the group
+// had met before under another offset are not in it.
 type byOffset struct {
+	*subject
 	history *history
+	watched *Watched
 }
 
-func (b *byOffset) ask(s *subject, q *questions) {
-	for _, p := range s.parts {
-		if s.settled(p) {
-			continue
-		}
+func (b *byOffset) ask(q *questions) {
+	for _, p := range b.parts {
 		// The log may have lost its head since the snapshot, by retention,
 		// deletion or compaction: look again, now that the markers are read.
-		if count, unseen, _ := b.count(s, p, p.start.Value, p.Committed); count > 0 || unseen > 0 {
-			q.first(s.series.Topic, p.Partition.Partition)
+		if !b.settled(p) && b.fill(p, p.start.Value, p.Committed) {
+			q.first(b.series.Topic, p.Partition.Partition)
 		}
 	}
 }
 
-func (b *byOffset) judge(s *subject, q *questions) {
+func (b *byOffset) judge(q *questions) {
 	var commits []*kafka.GroupTopic
-	for _, p := range s.parts {
-		if s.settled(p) {
+	for _, p := range b.parts {
+		if b.settled(p) {
 			continue
 		}
 		low, top := p.start.Value, known(p.Committed)
-		count, unseen, _ := b.count(s, p, low, top.Value)
-		if count > 0 || unseen > 0 {
-			first, _, ok := q.got(s.series.Topic, p.Partition.Partition, time.UnixMilli(0), p.end.Value)
+		if b.fill(p, low, top.Value) {
+			first, _, ok := q.got(b.series.Topic, p.Partition.Partition, epoch, p.end.Value)
 			if !ok {
-				p.Why = "the broker did not tell the first record's offset"
+				b.unknown(p, "the broker did not tell the first record's offset")
 				continue
 			}
-			low = first
+			low = max(low, first)
 			p.LogStart = known(low)
-		}
-		if count > 0 {
-			if commits == nil {
-				commits = b.history.commits(s.series.Group, s.series.Topic, s.markers.ReadAt)
+			if !p.CommitGone {
+				if commits == nil {
+					commits = b.history.commits(b.series.Group, b.series.Topic, b.markers.ReadAt)
+				}
+				if top = lowest(commits, p.Partition.Partition); !top.OK {
+					b.unknown(p, "the group's commits were not read before the markers yet")
+					continue
+				}
 			}
-			if top = lowest(commits, p.Partition.Partition); !top.OK {
-				p.Why = "the group's commits were not read before the markers yet"
-				continue
-			}
 		}
-		count, p.Unseen, p.Gone = b.count(s, p, low, top.Value)
-		s.conclude(p, count)
+		b.fill(p, low, top.Value)
+		if b.missed() {
+			p.Why = "markers have vanished that are still being looked for"
+			p.Unseen = all(low, top.Value)
+		}
+		p.conclude()
 	}
 }
 
-// count is how many markers are gone of the offsets from low to top, of how
-// many no marker was ever seen, and where the gone ones were.
-func (b *byOffset) count(s *subject, p *part, low, top int64) (count, unseen int64, gone []Range) {
+// fill sets which offsets from low to top have lost their markers, and of which
+// nobody can tell. It says whether there are any.
+func (b *byOffset) fill(p *part, low, top int64) bool {
+	p.Gone, p.Unseen = nil, nil
 	if low >= top {
-		return 0, 0, nil
+		return false
 	}
-	h, ok := s.marked.Handled[int64(p.Partition.Partition)]
-	if !ok {
-		return 0, top - low, nil
+	id := p.Partition.Partition
+	var h *postgres.Handled
+	if one, ok := b.marked.Handled[int64(id)]; ok {
+		h = &one
 	}
-	void := b.history.voidBefore(s.series.Database, s.series.Topic)
-	for _, g := range h.Gone {
-		n := g.Within(low, top)
-		if n == 0 || !g.Newest.IsZero() && g.Newest.Before(void) {
+	var void int64
+	if b.watched != nil {
+		if t := b.watched.Topics[b.series.Topic].Anew; !t.IsZero() {
+			void = t.UnixMicro()
+		}
+	}
+	if h != nil {
+		p.Gone = within(h.Gone, low, top, func(r handled.Range) bool { return r.Newest >= void })
+	}
+	if began, ok := b.marked.Began[int64(id)]; ok {
+		low = max(low, began)
+	}
+	p.Unseen = b.watched.unverified(Place{b.series.Group, b.series.Topic, id}, h, low, top)
+	return len(p.Gone)+len(p.Unseen) > 0
+}
+
+// within is the ranges of which something lies between two offsets. Only those
+// that top cuts are others than before.
+func within(list []handled.Range, low, top int64, keep func(handled.Range) bool) (out []handled.Range) {
+	for _, r := range list {
+		if _, most := r.Within(low, top); most == 0 || !keep(r) {
 			continue
 		}
-		count += n
-		r := Range{max(low, g.First), min(top-1, g.Last)}
-		if i := len(gone) - 1; i >= 0 && gone[i].Last+1 >= r.First {
-			gone[i].Last = max(gone[i].Last, r.Last)
-		} else {
-			gone = append(gone, r)
+		if r.Last >= top {
+			least, most := r.Within(r.First, top)
+			r = handled.Range{First: r.First, Last: top - 1, Least: least, Most: most, Newest: r.Newest}
 		}
+		out = append(out, r)
 	}
-	return min(count, top-low), max(0, min(h.From, top)-low), fewer(gone)
+	return out
 }
 
-// maxRanges is how many ranges a person is shown.
-const maxRanges = 8
-
-// fewer joins ranges across the smallest gaps until they can be shown.
-func fewer(ranges []Range) []Range {
-	for len(ranges) > maxRanges {
-		at := 1
-		for i := 2; i < len(ranges); i++ {
-			if ranges[i].First-ranges[i-1].Last < ranges[at].First-ranges[at-1].Last {
-				at = i
-			}
-		}
-		ranges[at-1].Last = max(ranges[at-1].Last, ranges[at].Last)
-		ranges = slices.Delete(ranges, at, at+1)
+// all is the offsets from low to top, of which nothing is known.
+func all(low, top int64) []handled.Range {
+	if low >= top {
+		return nil
 	}
-	return ranges
+	return []handled.Range{{First: low, Last: top - 1, Most: top - low}}
 }
 
 var _ OffsetLister = (*kafka.Client)(nil)

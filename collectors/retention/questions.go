@@ -24,7 +24,10 @@ type question struct {
 }
 
 // first asks for the first record of a partition.
-func (q *questions) first(topic string, partition int32) { q.ask(topic, partition, time.UnixMilli(0)) }
+func (q *questions) first(topic string, partition int32) { q.ask(topic, partition, epoch) }
+
+// epoch is before every record.
+var epoch = time.UnixMilli(0)
 
 func (q *questions) ask(topic string, partition int32, at time.Time) {
 	for i := 0; ; i++ {

@@ -6,15 +6,17 @@
 // few offsets where they matter:
 //
 //	retention.go  a poll: what belongs together, what must be asked
-//	offsets.go    exact, where the table has topic, partition and offset
+//	offsets.go    by offset, where the table has topic, partition and offset
 //	times.go      by record timestamps, where it has not
-//	history.go    what earlier snapshots tell: commits, topics made anew
+//	watch.go      what the groups passed while nobody watched
+//	history.go    where the groups stood when the markers were read
+//	rewind.go     how far back in time a reset is safe
 //	margins.go    the five retention numbers and what would mend them
 //	snapshot.go   what a poll yields, as data and as metrics
 //
-// What cannot be known is absent, never 0: records that a group has passed
-// before the exporter looked, and of which there is no marker, were either
-// never handled or have lost their markers. Nobody can tell which.
+// What is not known has a number: records that a group has passed before the
+// exporter looked, and of which there is no marker, were either never handled
+// or have lost their markers. Nobody can tell which, but how many there are.
 package retention
 
 import (
@@ -22,6 +24,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -63,7 +66,9 @@ type Options struct {
 type Source struct {
 	o       Options
 	history history
+	watch   watch
 	times   map[timesKey]*times
+	rewind  rewind
 }
 
 // New makes a source.
@@ -73,16 +78,12 @@ func New(o Options) *Source {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Source{o: o, history: newHistory(), times: map[timesKey]*times{}}
+	return &Source{o: o, watch: watch{}, times: map[timesKey]*times{}, rewind: rewind{}}
 }
 
 // Describe implements poll.Source.
 func (s *Source) Describe(ch chan<- *prometheus.Desc) {
-	if s.o.ByTopic {
-		ch <- byTopicDesc
-	} else {
-		ch <- byPartitionDesc
-	}
+	describe(ch, s.o.ByTopic)
 }
 
 // Poll implements poll.Source.
@@ -98,24 +99,25 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 	if topics == nil || groups == nil || len(stores) == 0 {
 		return nil, &poll.KindError{Kind: "waiting", Err: errors.New("markers, topics and groups are compared once all three have been read: see their own collectors")}
 	}
-	s.history.see(now, topics, groups, stores)
+	s.history.see(now, groups)
+	s.watch.see(topics, groups, stores)
 
 	out := &Snapshot{At: now, byTopic: s.o.ByTopic}
 	byName := make(map[string]*kafka.Group, len(groups.Groups))
 	for _, g := range groups.Groups {
 		byName[g.Name] = g
 	}
-	var subjects []*subject
+	var methods []method
 	alive := map[timesKey]bool{}
 	for _, m := range stores {
 		for i := range m.Series {
 			marked := &m.Series[i]
-			group := byName[marked.Group]
-			if m.Table.Has.Group == "" && len(groups.Groups) == 1 {
-				group = groups.Groups[0] // the table is all its own
-			}
-			if group != nil && group.Readable {
-				subjects = append(subjects, s.subjects(now, m, marked, group, topics, alive)...)
+			if group := s.watch[m.Database].groupOf(m, marked, groups, byName); group != nil && group.Readable {
+				subjects, how := s.subjects(now, m, marked, group, topics, alive)
+				methods = append(methods, how...)
+				for _, one := range subjects {
+					out.Series = append(out.Series, one.series)
+				}
 			}
 		}
 	}
@@ -126,16 +128,14 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 	}
 
 	q := questions{}
-	for _, one := range subjects {
-		one.method.ask(one, &q)
+	for _, m := range methods {
+		m.ask(&q)
 	}
 	out.problems = q.answer(ctx, s.o.Offsets)
-	for _, one := range subjects {
-		one.method.judge(one, &q)
+	for _, m := range methods {
+		m.judge(&q)
 	}
-	for _, one := range subjects {
-		out.Series = append(out.Series, one.series)
-	}
+	out.problems = append(out.problems, s.rewind.find(ctx, now, s.o.Offsets, topics, out.Series)...)
 	slices.SortFunc(out.Series, func(a, b *Series) int {
 		return cmp.Or(cmp.Compare(a.Database, b.Database), cmp.Compare(a.Group, b.Group), cmp.Compare(a.Topic, b.Topic))
 	})
@@ -146,12 +146,11 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 type subject struct {
 	markers *postgres.Markers
 	marked  *postgres.Series
-	method  method
 	series  *Series
 	parts   []*part
 }
 
-// part is a partition of a subject that the group has a commit on.
+// part is a partition of a subject.
 type part struct {
 	*Partition
 	start, end kafka.Known[int64]
@@ -160,61 +159,75 @@ type part struct {
 	beyond bool
 }
 
-// method finds the unprotected records of a subject.
+// method finds what subjects that belong together have exposed.
 type method interface {
 	// ask puts the questions whose answers judge needs.
-	ask(*subject, *questions)
-	judge(*subject, *questions)
+	ask(*questions)
+	judge(*questions)
 }
 
 // subjects pairs a series of markers with the topics that the group has
-// commits on.
-func (s *Source) subjects(now time.Time, m *postgres.Markers, marked *postgres.Series, group *kafka.Group, topics *kafka.Topics, alive map[timesKey]bool) []*subject {
+// commits on, or had.
+func (s *Source) subjects(now time.Time, m *postgres.Markers, marked *postgres.Series, group *kafka.Group, topics *kafka.Topics, alive map[timesKey]bool) (out []*subject, methods []method) {
 	exact := m.Table.Has.Topic != "" && m.Table.Has.Partition != "" && m.Table.Has.Offset != ""
 	var together *times
 	if !exact {
 		key := timesKey{m.Database, marked.Group, marked.Topic}
 		alive[key] = true
 		if s.times[key] == nil {
-			s.times[key] = newTimes(s.o.ClockMargin, m.Table.Has.Topic != "")
+			s.times[key] = newTimes()
 		}
 		together = s.times[key]
 		together.see(now, m, marked, group)
 	}
-	var out []*subject
-	for i := range group.Topics {
-		committed := &group.Topics[i]
+	for _, committed := range group.Topics {
 		if marked.Topic != "" && committed.Topic != marked.Topic {
 			continue
 		}
-		topic := topics.Topics[committed.Topic]
-		one := &subject{markers: m, marked: marked, series: &Series{at: now, Database: m.Database, Group: group.Name, Topic: committed.Topic}}
-		one.series.Compare(numbers(now, m, marked, topic), s.o.Factor)
-		for _, p := range committed.Partitions {
-			one.add(p, topic)
-		}
-		if one.series.Exact = exact; exact {
-			one.method = &byOffset{history: &s.history}
-		} else {
-			one.method = together
-			together.subjects = append(together.subjects, one)
-		}
-		out = append(out, one)
+		out = append(out, s.subject(now, m, marked, group, topics, committed.Topic, committed.Partitions, exact))
 	}
-	return out
+	if len(out) == 0 && exact && len(marked.Handled) > 0 && topics.Topics[marked.Topic] != nil {
+		out = append(out, s.subject(now, m, marked, group, topics, marked.Topic, nil, exact))
+	}
+	if !exact {
+		return out, []method{&byTime{times: together, margin: s.o.ClockMargin, perTopic: m.Table.Has.Topic != "", marked: marked, watched: s.watch[m.Database], subjects: out}}
+	}
+	for _, one := range out {
+		methods = append(methods, &byOffset{one, &s.history, s.watch[m.Database]})
+	}
+	return out, methods
 }
 
-func (s *subject) add(p kafka.GroupPartition, topic *kafka.Topic) {
+func (s *Source) subject(now time.Time, m *postgres.Markers, marked *postgres.Series, group *kafka.Group, topics *kafka.Topics, name string, committed []kafka.GroupPartition, exact bool) *subject {
+	topic := topics.Topics[name]
+	one := &subject{markers: m, marked: marked, series: &Series{at: now, Database: m.Database, Group: group.Name, Topic: name, Exact: exact}}
+	one.series.Compare(numbers(now, m, marked, topic), s.o.Factor)
+	with := map[int32]bool{}
+	for _, p := range committed {
+		with[p.Partition] = true
+		one.add(p, topic).beyond = p.OutOfRange.OK && p.OutOfRange.Value && p.Committed > one.parts[len(one.parts)-1].start.Value
+	}
+	for _, id := range slices.Sorted(maps.Keys(marked.Handled)) {
+		// Its commit is gone, or has not come yet: the next start begins where
+		// the consumer's reset policy says.
+		if h := marked.Handled[id]; exact && !with[int32(id)] && h.To >= 0 && topic != nil && int(id) < len(topic.Partitions) {
+			one.add(kafka.GroupPartition{Partition: int32(id), Committed: h.To + 1}, topic).CommitGone = true
+		}
+	}
+	slices.SortFunc(one.series.Partitions, func(a, b *Partition) int { return cmp.Compare(a.Partition, b.Partition) })
+	return one
+}
+
+func (s *subject) add(p kafka.GroupPartition, topic *kafka.Topic) *part {
 	one := &part{Partition: &Partition{Partition: p.Partition, Committed: p.Committed}}
 	if topic != nil && int(p.Partition) < len(topic.Partitions) {
 		log := topic.Partitions[p.Partition]
 		one.start, one.end, one.oldest = log.Start, log.End, log.Oldest
 		one.LogStart = log.Start
-		// Judged by Kafka's own poll, which read both at once.
-		one.beyond = p.OutOfRange.OK && p.OutOfRange.Value && p.Committed > log.Start.Value
 	}
 	s.series.Partitions = append(s.series.Partitions, one.Partition)
 	s.parts = append(s.parts, one)
+	return one
 }
 
 // settled judges what needs no markers: nothing of the group's on the broker,
@@ -222,39 +235,31 @@ func (s *subject) add(p kafka.GroupPartition, topic *kafka.Topic) {
 func (s *subject) settled(p *part) bool {
 	switch {
 	case !p.start.OK || !p.end.OK:
-		p.Why = "the partition's offsets could not be read"
+		s.unknown(p, "the partition's offsets could not be read")
 	case p.beyond:
-		p.Why = fmt.Sprintf("the committed offset %d lies beyond the log's end %d: the topic was made anew, or has lost records", p.Committed, p.end.Value)
+		s.unknown(p, fmt.Sprintf("the committed offset %d lies beyond the log's end %d: the topic was made anew, or has lost records", p.Committed, p.end.Value))
 	case p.Committed <= p.start.Value:
-		p.Unprotected = known(int64(0))
+		p.conclude()
 	case !s.markers.Ready:
 		p.Why = "the markers are still being counted"
+		p.Unseen = all(p.start.Value, p.Committed)
+		p.conclude()
 	default:
 		return false
 	}
 	return true
 }
 
-// missed says why a zero could be wrong: markers have vanished that the ledger
-// has not found yet.
+// unknown says why nothing can be told of a partition, not even bounds.
+func (s *subject) unknown(p *part, why string) {
+	p.Why, p.Gone, p.Unseen = why, nil, nil
+}
+
+// missed says why more may have vanished than was found.
 func (s *subject) missed() bool {
 	return slices.ContainsFunc(s.markers.Inexact, func(r postgres.Reason) bool {
 		return r == postgres.ReasonUnexplained || r == postgres.ReasonCatchingUp
 	})
-}
-
-// conclude sets the value from what was counted.
-func (s *subject) conclude(p *part, count int64) {
-	switch {
-	case count > 0:
-		p.Unprotected = known(count)
-	case p.Unseen > 0:
-		p.Why = fmt.Sprintf("of %d offsets from %d on no marker was ever seen: never handled, or pruned before oncewatch looked", p.Unseen, p.LogStart.Value)
-	case s.missed():
-		p.Why = "markers have vanished that are still being looked for"
-	default:
-		p.Unprotected = known(int64(0))
-	}
 }
 
 func known[T any](v T) kafka.Known[T] { return kafka.Known[T]{Value: v, OK: true} }

@@ -3,6 +3,7 @@ package retention
 import (
 	"time"
 
+	"oncewatch/collectors/handled"
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/postgres"
 )
@@ -11,19 +12,18 @@ import (
 // table has no such column.
 type timesKey struct{ database, group, topic string }
 
-// times compares by time where markers carry no offset: records older than the
-// newest marker that was pruned are unprotected. It trusts the records'
+// times is what is remembered of markers that carry no offset. Records older
+// than the newest marker that was pruned are unprotected. It trusts the records'
 // timestamps within a margin, and takes three precautions against counting what
 // is protected or was never handled:
 //
 //   - only records that the group has handled since markers of it were seen;
 //   - not those of a replay, until its own markers are pruned;
 //   - no more than there are records without a surviving marker.
+//
+// What these leave out, and what the margin blurs, is unverified. That pruning
+// goes by age is taken for granted: a deletion in the middle is not seen.
 type times struct {
-	margin   time.Duration
-	perTopic bool
-	subjects []*subject // of this poll
-
 	// oldest is, by our clock, the oldest marker now; from that of the first
 	// complete look.
 	oldest, from time.Time
@@ -46,13 +46,10 @@ type timesSeen struct {
 	replayAt time.Time
 }
 
-func newTimes(margin time.Duration, perTopic bool) *times {
-	return &times{margin: margin, perTopic: perTopic, parts: map[timesPart]*timesSeen{}}
-}
+func newTimes() *times { return &times{parts: map[timesPart]*timesSeen{}} }
 
 // see learns from the newest snapshots, once a poll.
 func (t *times) see(now time.Time, m *postgres.Markers, marked *postgres.Series, group *kafka.Group) {
-	t.subjects = nil
 	t.oldest = time.Time{}
 	if !marked.Oldest.IsZero() {
 		t.oldest = now.Add(-m.Age(marked.Oldest, now))
@@ -84,104 +81,184 @@ func (t *times) see(now time.Time, m *postgres.Markers, marked *postgres.Series,
 	}
 }
 
-func (t *times) ask(s *subject, q *questions) {
-	for _, p := range s.parts {
-		if s.settled(p) {
-			continue
-		}
+// byTime judges all subjects of a series together: a table without topics has
+// one number of markers for all of them.
+type byTime struct {
+	*times
+	margin   time.Duration
+	perTopic bool
+	marked   *postgres.Series
+	watched  *Watched
+	subjects []*subject
+}
+
+func (t *byTime) ask(q *questions) {
+	t.each(func(s *subject, p *part) {
+		topic, id := s.series.Topic, p.Partition.Partition
 		if t.perTopic && !t.from.IsZero() {
-			q.ask(s.series.Topic, p.Partition.Partition, t.from.Add(t.margin))
+			q.ask(topic, id, t.from.Add(t.margin))
 		}
 		if t.counts(p) {
-			q.ask(s.series.Topic, p.Partition.Partition, t.gone.Add(-t.margin))
+			q.ask(topic, id, t.gone.Add(-t.margin))
+		}
+		if end := t.end(); !end.IsZero() {
+			q.ask(topic, id, end)
+		}
+	})
+}
+
+// each calls f for every partition that is not settled.
+func (t *byTime) each(f func(*subject, *part)) {
+	for _, s := range t.subjects {
+		for _, p := range s.parts {
+			if !s.settled(p) {
+				f(s, p)
+			}
 		}
 	}
 }
 
 // counts says whether the first record is older than what was pruned.
-func (t *times) counts(p *part) bool {
+func (t *byTime) counts(p *part) bool {
 	return p.oldest.OK && !t.gone.IsZero() && p.oldest.Value.Before(t.gone.Add(-t.margin))
 }
 
-// judge judges all subjects together, when it comes to the last: a table
-// without topics has one number of markers for all of them.
-func (t *times) judge(s *subject, q *questions) {
-	if s != t.subjects[len(t.subjects)-1] {
-		return
+// end is the time from which on every record's marker is there: zero where
+// there is no such.
+func (t *byTime) end() time.Time {
+	switch {
+	case !t.gone.IsZero():
+		return t.gone.Add(t.margin)
+	case !t.oldest.IsZero():
+		return t.oldest.Add(t.margin)
 	}
-	type verdict struct {
-		subject *subject
-		*part
-		count int64
-	}
-	var verdicts []verdict
+	return time.Time{}
+}
+
+// verdict is what is known of a partition: of the offsets from low to cut so
+// many are gone; from the log start to end nothing else is sure.
+type verdict struct {
+	*subject
+	*part
+	from, low, cut, end int64
+	count               int64
+	replayed            bool
+}
+
+func (t *byTime) judge(q *questions) {
+	var verdicts []*verdict
 	var records, total int64
-	for _, s := range t.subjects {
-		for _, p := range s.parts {
-			if s.settled(p) {
-				continue
-			}
-			id := p.Partition.Partition
-			seen := t.parts[timesPart{s.series.Topic, id}]
-			from := seen.first
-			if t.perTopic && !t.from.IsZero() {
-				offset, _, ok := q.got(s.series.Topic, id, t.from.Add(t.margin), p.end.Value)
-				if !ok {
-					p.Why = "the broker did not tell which records are as young as the oldest marker"
-					continue
-				}
-				from = min(from, offset)
-			}
-			low := max(p.start.Value, from)
-			records += max(0, p.Committed-low)
-			v := verdict{subject: s, part: p}
-			switch {
-			case !p.oldest.OK:
-				p.Why = "the first record's time is not known"
-			case t.counts(p):
-				cut, exact, ok := q.got(s.series.Topic, id, t.gone.Add(-t.margin), p.end.Value)
-				if !ok || !exact {
-					p.Why = "the broker did not tell which records are older than the pruned markers"
-					break
-				}
-				if !seen.replayAt.IsZero() && t.gone.Before(seen.replayAt.Add(t.margin)) {
-					cut = min(cut, seen.replay)
-				}
-				cut = min(cut, p.Committed)
-				v.count = max(0, cut-low)
-				p.Unseen = max(0, min(from, cut)-p.start.Value)
-				total += v.count
-			case p.oldest.Value.After(s.series.at.Add(t.margin)):
-				p.Why = "the first record's timestamp lies in the future"
-			case t.gone.IsZero() && (t.oldest.IsZero() || p.oldest.Value.Before(t.oldest.Add(t.margin))):
-				p.Why = "no pruning has been seen yet, and no marker is older than the first record"
-			case p.oldest.Value.Before(t.gone.Add(t.margin)):
-				p.Why = "the first record and the newest pruned marker are too close in time to tell"
-			}
-			if p.Why == "" {
-				verdicts = append(verdicts, v)
-			}
+	t.each(func(s *subject, p *part) {
+		v, why := t.verdict(q, s, p)
+		if v == nil {
+			s.unknown(p, why)
+			return
 		}
-	}
-	left := records - s.marked.Rows // records that no marker can be left for
+		p.Why = why
+		records += max(0, p.Committed-max(p.start.Value, v.from))
+		total += v.count
+		verdicts = append(verdicts, v)
+	})
+	left := records - t.marked.Rows // records that no marker can be left for
 	for _, v := range verdicts {
 		switch {
 		case v.count > 0 && left <= 0:
 			v.Why = "by time their markers are gone, but as many markers are left as there are records"
-			continue
+			v.count = 0
 		case v.count > 0 && left < total:
 			v.count = share(v.count, left, total)
 		case t.gone.IsZero() && left > 0:
 			// One old marker that was left behind proves nothing of the others.
 			v.Why = "no pruning has been seen yet, and there are fewer markers than records"
-			continue
+			v.end = v.Committed
 		}
-		v.subject.conclude(v.part, v.count)
+		if v.replayed && left <= 0 {
+			v.end = v.start.Value
+		}
+		if s := v.subject; s.missed() {
+			v.Why, v.end = "markers have vanished that are still being looked for", v.Committed
+		}
+		t.conclude(v)
 	}
+}
+
+// verdict is nil where the broker's answer is missing, and says why.
+func (t *byTime) verdict(q *questions, s *subject, p *part) (*verdict, string) {
+	topic, id := s.series.Topic, p.Partition.Partition
+	seen := t.parts[timesPart{topic, id}]
+	v := &verdict{subject: s, part: p, from: seen.first, end: p.Committed}
+	if t.perTopic && !t.from.IsZero() {
+		offset, _, ok := q.got(topic, id, t.from.Add(t.margin), p.end.Value)
+		if !ok {
+			return nil, "the broker did not tell which records are as young as the oldest marker"
+		}
+		v.from = min(v.from, offset)
+	}
+	v.low = max(p.start.Value, v.from)
+	if !p.oldest.OK {
+		return v, "the first record's time is not known"
+	}
+	if p.oldest.Value.After(s.series.at.Add(t.margin)) {
+		return v, "the first record's timestamp lies in the future"
+	}
+	if t.counts(p) {
+		cut, exact, ok := q.got(topic, id, t.gone.Add(-t.margin), p.end.Value)
+		if !ok || !exact {
+			return v, "the broker did not tell which records are older than the pruned markers"
+		}
+		if !seen.replayAt.IsZero() && t.gone.Before(seen.replayAt.Add(t.margin)) {
+			cut, v.replayed = min(cut, seen.replay), true
+		}
+		v.cut = min(cut, p.Committed)
+		v.count = max(0, v.cut-v.low)
+	}
+	end := t.end()
+	if end.IsZero() {
+		return v, "no pruning has been seen yet, and there is no marker"
+	}
+	offset, exact, ok := q.got(topic, id, end, p.end.Value)
+	if !ok || !exact {
+		return v, "the broker did not tell which records are younger than the pruned markers"
+	}
+	if v.end = min(max(offset, p.start.Value), p.Committed); v.end == p.start.Value {
+		return v, ""
+	}
+	switch {
+	case t.gone.IsZero():
+		return v, "no pruning has been seen yet, and no marker is older than the first record"
+	case !t.counts(p):
+		return v, "the first record and the newest pruned marker are too close in time to tell"
+	}
+	return v, ""
+}
+
+// conclude sets the partition's ranges and numbers.
+func (t *byTime) conclude(v *verdict) {
+	p := v.part
+	if v.count > 0 {
+		p.Gone = []handled.Range{{First: v.low, Last: v.cut - 1, Least: v.count, Most: v.count}}
+	}
+	// Below from, what the group passed unseen; above, but for what is gone.
+	id := Place{v.subject.series.Group, v.subject.series.Topic, p.Partition.Partition}
+	low := p.start.Value
+	if began, ok := v.subject.marked.Began[int64(id.Partition)]; ok {
+		low = max(low, began)
+	}
+	if !t.watched.began(id) {
+		p.Unseen = t.watched.unverified(id, nil, low, min(v.from, v.end))
+	} else if !t.gone.IsZero() { // where it began is not known, but that nothing had vanished then
+		p.Unseen = all(low, min(v.from, v.end))
+	} else {
+		v.end = min(v.end, v.from)
+	}
+	if from, to := max(low, v.from), v.end; from < to {
+		if n := to - from - v.count; n > 0 {
+			p.Unseen = append(p.Unseen, handled.Range{First: from, Last: to - 1, Most: n})
+		}
+	}
+	p.conclude()
 }
 
 func share(n, part, whole int64) int64 {
 	return int64(float64(n) * (float64(part) / float64(whole)))
 }
-
-var _ method = (*times)(nil)

@@ -1,6 +1,6 @@
 package cells
 
-import "slices"
+import "oncewatch/collectors/handled"
 
 // Kept is all of a ledger that cannot be read again from the table. With it a
 // start is a comparison and no first look.
@@ -19,9 +19,10 @@ type Kept struct {
 // Clone copies what changes later. Buckets do not: they are replaced.
 func (s *Series) Clone() *Series {
 	c := *s
-	c.Handled = make(map[int64]*Partition, len(s.Handled))
+	c.Handled = make(map[int64]*handled.Offsets, len(s.Handled))
 	for p, h := range s.Handled {
-		c.Handled[p] = &Partition{From: h.From, To: h.To, Gone: slices.Clone(h.Gone)}
+		now := h.Snapshot()
+		c.Handled[p] = &now
 	}
 	return &c
 }

@@ -3,6 +3,8 @@ package cells
 import (
 	"cmp"
 	"slices"
+
+	"oncewatch/collectors/handled"
 )
 
 // Key is what a count is kept for. Topic is empty where the table has no such
@@ -19,7 +21,7 @@ type Series struct {
 	Observed int64
 	Pruning  bool
 	// Handled is, by partition, which offsets have or had a marker.
-	Handled map[int64]*Partition
+	Handled map[int64]*handled.Offsets
 }
 
 // SeriesTable numbers the series, in the order in which they were first seen.
