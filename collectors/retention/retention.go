@@ -112,7 +112,7 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 	for _, m := range stores {
 		for i := range m.Series {
 			marked := &m.Series[i]
-			if group := s.watch[m.Database].groupOf(m, marked, groups, byName); group != nil && group.Readable {
+			if group := groupOf(m, marked, groups, byName); group != nil && group.Readable {
 				subjects, how := s.subjects(now, m, marked, group, topics, alive)
 				methods = append(methods, how...)
 				for _, one := range subjects {

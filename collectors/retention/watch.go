@@ -28,8 +28,6 @@ type Watched struct {
 	// Blind are the offsets that were passed unseen. A place without an entry
 	// was not there.
 	Blind map[Place][]Span
-	// Groups had commits once.
-	Groups map[string]bool
 	// Topics are those that were there.
 	Topics map[string]Topic
 }
@@ -151,10 +149,10 @@ func (w watch) see(topics *kafka.Topics, groups *kafka.Groups, stores []*postgre
 		}
 		one := w[m.Database]
 		if one == nil || one.Identity != m.Identity {
-			one = &Watched{Identity: m.Identity, Blind: map[Place][]Span{}, Groups: map[string]bool{}, Topics: map[string]Topic{}}
+			one = &Watched{Identity: m.Identity, Blind: map[Place][]Span{}, Topics: map[string]Topic{}}
 			w[m.Database] = one
 		}
-		one.see(m, topics, commits, whole, func(s *postgres.Series) *kafka.Group { return one.groupOf(m, s, groups, byName) })
+		one.see(m, topics, commits, whole, func(s *postgres.Series) *kafka.Group { return groupOf(m, s, groups, byName) })
 	}
 }
 
@@ -166,7 +164,6 @@ func (w *Watched) see(m *postgres.Markers, topics *kafka.Topics, commits map[Pla
 	// Where the last poll, a moment ago, saw no such group, it began since.
 	began := missed == none && w.Whole
 	for p, committed := range commits {
-		w.Groups[p.Group] = true
 		last, was := w.Last[p]
 		switch {
 		case missed == long, !was && !began: // a first look, or as good as one
@@ -221,18 +218,12 @@ func (w *Watched) see(m *postgres.Markers, topics *kafka.Topics, commits map[Pla
 }
 
 // groupOf is the group that a series of markers is of: by name, and the only
-// one where the table has no such column. One that was deleted has no commits.
-func (w *Watched) groupOf(m *postgres.Markers, s *postgres.Series, groups *kafka.Groups, byName map[string]*kafka.Group) *kafka.Group {
+// one where the table has no such column.
+func groupOf(m *postgres.Markers, s *postgres.Series, groups *kafka.Groups, byName map[string]*kafka.Group) *kafka.Group {
 	if m.Table.Has.Group == "" && len(groups.Groups) == 1 {
 		return groups.Groups[0]
 	}
-	if g := byName[s.Group]; g != nil {
-		return g
-	}
-	if w != nil && w.Whole && w.Groups[s.Group] {
-		return &kafka.Group{Name: s.Group, Readable: true}
-	}
-	return nil
+	return byName[s.Group]
 }
 
 // anew notes that a topic was made anew under its name: what was passed of the
