@@ -33,6 +33,7 @@ type Exporter struct {
 	topics   *poll.Poller
 	compared *poll.Poller
 	groups   *poll.Poller
+	commits  readCommits
 	consumed *poll.Poller // nil where no consumer is named
 }
 
@@ -95,7 +96,9 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		Offsets: e.kafka, ByTopic: c.Kafka.Granularity == kafka.ByTopic, Now: now,
 	})})
 	if len(c.Consumer.MetricsURL) > 0 {
-		e.consumer = consumer.New(c.Consumer, now)
+		if e.consumer, err = consumer.New(c.Consumer, now); err != nil {
+			return nil, err
+		}
 		e.consumed = add(poll.ID{Subject: poll.Consumers}, e.consumer)
 	}
 	return e, nil
@@ -104,6 +107,9 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 // published hands on what one source tells for another: the groups and topics
 // of the markers are watched on the broker too.
 func (e *Exporter) published(s poll.Snapshot) {
+	if g, ok := s.(*kafka.Groups); ok {
+		e.commits.add(g, e.now())
+	}
 	if _, ok := s.(*postgres.Markers); !ok {
 		return
 	}
@@ -156,7 +162,11 @@ func (e *Exporter) Facts() checklist.Facts {
 		if s.title != "" && s.Config().Database == "" { // the tables of several may be named alike
 			one.Name = fmt.Sprintf("store %s (%s)", s.title, one.Name)
 		}
+		// A poll's start is before what it read, and this one's before the
+		// snapshot that is taken next.
+		began := s.markers.Status().LastSuccess
 		one.Markers, _ = latest[*postgres.Markers](s.markers)
+		one.Before = e.commits.before(began)
 		one.Health, _ = latest[*postgres.TableHealth](s.table)
 		one.Divergence, _ = latest[*postgres.Divergence](s.divergence)
 		f.Stores = append(f.Stores, one)

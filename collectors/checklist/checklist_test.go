@@ -25,6 +25,12 @@ var now = time.Unix(1_800_000_000, 0)
 
 func known[T any](v T) kafka.Known[T] { return kafka.Known[T]{Value: v, OK: true} }
 
+func fig(v float64) consumer.Figure { return consumer.Figure{Value: v, From: "metric of 1 consumer"} }
+
+func lacks(what string) consumer.Figure {
+	return consumer.Figure{Missing: "consumer-1 exports no " + what}
+}
+
 // world is a healthy group on a seven-day topic; tests break one thing.
 type world struct {
 	checklist.Facts
@@ -36,6 +42,7 @@ type world struct {
 	partition *kafka.GroupPartition
 	consumed  *consumer.Values
 	compared  *retention.Series
+	noBefore  bool // commits were not read before the markers
 }
 
 func healthy() *world {
@@ -56,8 +63,11 @@ func healthy() *world {
 		},
 		topic:     &kafka.Topic{Name: "payments", Retention: known(kafka.Retention{Seconds: 7 * 86400, WorstCaseSeconds: 7.2 * 86400})},
 		partition: &kafka.GroupPartition{Committed: 101, Lag: known(int64(3)), Expired: known(int64(0)), OutOfRange: known(false), Waiting: known(now.Add(-time.Second))},
-		consumed:  &consumer.Values{Processed: 9990, Duplicates: 10, CommitLag: 0.1},
-		compared:  &retention.Series{Database: "db", Group: "g", Topic: "payments", Exact: true, Partitions: []*retention.Partition{{Unprotected: known(int64(0)), Unverified: known(int64(0))}}},
+		consumed: &consumer.Values{
+			Processed: fig(9990), Duplicates: fig(10), Elsewhere: fig(0), LongHandled: fig(10_000), LongDuplicates: fig(10), EverDuplicate: fig(10),
+			P99: fig(0.15), P99Low: 0.1, P99High: 0.2, Timed: fig(10_000), DeadLettered: fig(0), Lost: fig(0), Retries: fig(0), CommitLag: fig(0.1),
+		},
+		compared: &retention.Series{Database: "db", Group: "g", Topic: "payments", Exact: true, Partitions: []*retention.Partition{{Unprotected: known(int64(0)), Unverified: known(int64(0))}}},
 	}
 	w.markers = &postgres.Markers{
 		Database: "db", Table: w.table, Ready: true, ServerTime: now, ReadAt: now,
@@ -81,10 +91,13 @@ func healthy() *world {
 // lines evaluates; what is shared by pointer is put in place first.
 func (w *world) lines() map[string]checklist.Line {
 	if w.partition != nil {
-		w.Groups = &kafka.Groups{Groups: []*kafka.Group{{Name: "g", Readable: true, Topics: []kafka.GroupTopic{{Topic: "payments", Partitions: []kafka.GroupPartition{*w.partition}}}}}}
+		w.Groups = &kafka.Groups{At: now, Groups: []*kafka.Group{{Name: "g", Readable: true, Topics: []kafka.GroupTopic{{Topic: "payments", Partitions: []kafka.GroupPartition{*w.partition}}}}}}
+	}
+	if w.Stores[0].Before = w.Groups; w.noBefore {
+		w.Stores[0].Before = nil
 	}
 	if w.consumed != nil {
-		w.Consumers = &consumer.Snapshot{Values: map[consumer.Key]consumer.Values{{Group: "g", Topic: "payments"}: *w.consumed}}
+		w.Consumers = &consumer.Snapshot{Sources: 1, Enough: 1000, Values: map[consumer.Key]consumer.Values{{Group: "g", Topic: "payments"}: *w.consumed}}
 	}
 	byRule := map[string]checklist.Line{}
 	for _, l := range checklist.Evaluate(w.Facts) {
@@ -121,9 +134,9 @@ func TestFaults(t *testing.T) {
 		want  checklist.Verdict
 		says  string // in value, meaning, remedy or evidence
 	}{
-		"id reuse":       {func(w *world) { w.consumed.Duplicates, w.consumed.Elsewhere = 500, 480 }, "duplicate-ratio", checklist.Violated, "fresh UUIDv7"},
-		"rebalance loop": {func(w *world) { w.consumed.Duplicates = 500 }, "duplicate-ratio", checklist.Warning, "rebalance loop"},
-		"few events":     {func(w *world) { w.consumed.Processed, w.consumed.Duplicates = 90, 10 }, "duplicate-ratio", checklist.OK, ""},
+		"id reuse":       {func(w *world) { w.consumed.Duplicates, w.consumed.Elsewhere = fig(500), fig(480) }, "duplicate-ratio", checklist.Violated, "fresh UUIDv7"},
+		"rebalance loop": {func(w *world) { w.consumed.Duplicates = fig(500) }, "duplicate-ratio", checklist.Warning, "rebalance loop"},
+		"few events":     {func(w *world) { w.consumed.Processed, w.consumed.Duplicates = fig(989), fig(10) }, "duplicate-ratio", checklist.Unknown, "Too few events to say: 999, of 1,000"},
 		"nobody asked":   {func(w *world) { w.consumed, w.ConsumersNamed = nil, false }, "duplicate-ratio", checklist.Unknown, "--consumer.metrics-url"},
 		"pruner stopped": {func(w *world) { w.series.Oldest = now.Add(-12 * day) }, "row-count", checklist.Warning, "should have been pruned 4d ago"},
 		"over the limit": {func(w *world) { w.markers.Config.RowLimit = 900 }, "row-count", checklist.Violated, "below 900"},
@@ -173,29 +186,51 @@ func TestFaults(t *testing.T) {
 			w.compared.Partitions[0] = &retention.Partition{Why: "could not be read"}
 		}, "replay-exposure", checklist.Unknown, "could not be read"},
 		"consumers away": {func(w *world) { w.consumed = nil }, "handle-latency", checklist.Unknown, "None of the consumers' metrics could be read"},
-		"commits stuck":  {func(w *world) { w.consumed.CommitLag = 31 }, "commit-lag", checklist.Violated, "refused offset commits"},
+		"commits stuck":  {func(w *world) { w.consumed.CommitLag = fig(31) }, "commit-lag", checklist.Violated, "refused offset commits"},
 		"markers far ahead": {func(w *world) {
-			w.consumed.CommitLag, w.partition.Committed = math.NaN(), 1
+			w.consumed.CommitLag, w.partition.Committed = lacks("commit lag"), 1
 			w.series.Handled[0] = postgres.Handled{To: 5000}
 			w.series.Newest = now.Add(-time.Hour)
 		}, "commit-lag", checklist.Warning, "partition 0: newest marker at offset 5000, committed 1"},
-		"offset before marker": {func(w *world) { w.partition.Committed = 111 }, "commit-order", checklist.Warning, "10 records past the last marker"},
-		"records expired":      {func(w *world) { w.partition.Expired = known(int64(5)) }, "records-lost", checklist.Violated, "5 records"},
-		"topic made anew":      {func(w *world) { w.partition.OutOfRange = known(true) }, "records-lost", checklist.Violated, "made anew"},
-		"sequence gap":         {func(w *world) { w.consumed.Lost = 2 }, "records-lost", checklist.Violated, "2 records"},
-		"poison":               {func(w *world) { w.consumed.DeadLettered = 12 }, "dead-letters", checklist.Warning, "deadletters list"},
-		"far behind":           {func(w *world) { w.partition.Waiting = known(now.Add(-6 * day)) }, "lag", checklist.Violated, "deleted unread"},
-		"split transactions":   {func(w *world) { w.Stores[0].Divergence.Rows[0].Rows = 3 }, "effect-divergence", checklist.Violated, "different transactions"},
-		"no effect table":      {func(w *world) { w.Stores[0].Effect = "" }, "effect-divergence", checklist.Unknown, "--postgres.effect.table"},
-		"no unique key":        {func(w *world) { w.table.Indexes[0].Unique = false }, "unique-key", checklist.Violated, "CREATE UNIQUE INDEX CONCURRENTLY"},
-		"invalid unique key":   {func(w *world) { w.table.Indexes[0].Valid = false }, "unique-key", checklist.Violated, "invalid"},
-		"day partitions":       {func(w *world) { w.table.Indexes[0].Columns = append(w.table.Indexes[0].Columns, "processed_at") }, "unique-key", checklist.Violated, "migrate --partitioned"},
-		"no time index":        {func(w *world) { w.table.TimeIndex = "" }, "time-index", checklist.Warning, "CREATE INDEX CONCURRENTLY"},
-		"invalid index":        {func(w *world) { w.table.Indexes = append(w.table.Indexes, postgres.Index{Name: "x_ccnew"}) }, "time-index", checklist.Warning, "x_ccnew"},
-		"old snapshot":         {func(w *world) { w.health.Holders[0].Age = 3 * time.Hour }, "vacuum-horizon", checklist.Warning, "pg_stat_activity"},
-		"bloated":              {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, "REINDEX INDEX CONCURRENTLY pkey"},
-		"vacuum behind":        {func(w *world) { w.health.DeadRows = 1_000_000 }, "dead-rows", checklist.Warning, "1,000,000"},
-		"plain role":           {func(w *world) { w.markers.Inexact = []postgres.Reason{postgres.ReasonRole} }, "ledger-exact", checklist.Warning, "pg_read_all_stats"},
+		"offset before marker":                                  {func(w *world) { w.partition.Committed = 112 }, "commit-order", checklist.Warning, "11 records past the last marker"},
+		"as many past the last marker as there were duplicates": {func(w *world) { w.partition.Committed = 111 }, "commit-order", checklist.OK, "10 duplicates and dead letters"},
+		"past the last marker, duplicates not known": {func(w *world) {
+			w.partition.Committed, w.consumed.EverDuplicate = 111, lacks("outcome")
+		}, "commit-order", checklist.Unknown, "replay --verify --group=g --topic=payments"},
+		"far past the last marker, duplicates not known": {func(w *world) {
+			w.partition.Committed, w.consumed.EverDuplicate = 1200, lacks("outcome")
+		}, "commit-order", checklist.Warning, "1,099 records"},
+		"commits read after the markers": {func(w *world) { w.noBefore = true; w.partition.Committed = 1200 }, "commit-order", checklist.Unknown, "before the markers"},
+		"a count that may lack late markers": {func(w *world) {
+			w.partition.Committed, w.markers.Inexact = 1200, []postgres.Reason{postgres.ReasonStandby}
+		}, "commit-order", checklist.Unknown, "may not have been counted"},
+		"the consumer does not tell the outcome": {func(w *world) { w.consumed.Duplicates = lacks("outcome=duplicate") }, "duplicate-ratio", checklist.Unknown, "exports no outcome=duplicate"},
+		"nothing was handled":                    {func(w *world) { w.consumed.Processed, w.consumed.Duplicates = fig(0), fig(0) }, "duplicate-ratio", checklist.Unknown, "No event has been handled"},
+		"almost no duplicates in a day":          {func(w *world) { w.consumed.LongHandled, w.consumed.LongDuplicates = fig(2e6), fig(10) }, "duplicate-ratio", checklist.Warning, "Hardly any"},
+		"slow":                                   {func(w *world) { w.consumed.P99, w.consumed.P99Low, w.consumed.P99High = fig(0.3), 0.2, 0.5 }, "handle-latency", checklist.Warning, "locks"},
+		"no bound at the objective":              {func(w *world) { w.consumed.P99Low, w.consumed.P99High = 0.1, 0.25 }, "handle-latency", checklist.Unknown, "100ms to 250ms"},
+		"few events timed":                       {func(w *world) { w.consumed.Timed = fig(999) }, "handle-latency", checklist.Unknown, "Too few events"},
+		"no buckets":                             {func(w *world) { w.consumed.P99 = lacks("buckets") }, "handle-latency", checklist.Unknown, "exports no buckets"},
+		"dead letters not told":                  {func(w *world) { w.consumed.DeadLettered = lacks("dead letters") }, "dead-letters", checklist.Unknown, "exports no dead letters"},
+		"the log's ends not read":                {func(w *world) { w.partition.Lag.OK = false }, "lag", checklist.Unknown, "could not be read"},
+		"nobody knows since when a record waits": {func(w *world) { w.partition.Waiting.OK = false }, "lag", checklist.Unknown, "not known in 1 partition"},
+		"losses not known":                       {func(w *world) { w.partition.Expired.OK = false }, "records-lost", checklist.Unknown, "1 of 1 partitions"},
+		"records expired":                        {func(w *world) { w.partition.Expired = known(int64(5)) }, "records-lost", checklist.Violated, "5 records"},
+		"topic made anew":                        {func(w *world) { w.partition.OutOfRange = known(true) }, "records-lost", checklist.Violated, "made anew"},
+		"sequence gap":                           {func(w *world) { w.consumed.Lost = fig(2) }, "records-lost", checklist.Violated, "2 records"},
+		"poison":                                 {func(w *world) { w.consumed.DeadLettered = fig(12) }, "dead-letters", checklist.Warning, "deadletters list"},
+		"far behind":                             {func(w *world) { w.partition.Waiting = known(now.Add(-6 * day)) }, "lag", checklist.Violated, "deleted unread"},
+		"split transactions":                     {func(w *world) { w.Stores[0].Divergence.Rows[0].Rows = 3 }, "effect-divergence", checklist.Violated, "different transactions"},
+		"no effect table":                        {func(w *world) { w.Stores[0].Effect = "" }, "effect-divergence", checklist.Unknown, "--postgres.effect.table"},
+		"no unique key":                          {func(w *world) { w.table.Indexes[0].Unique = false }, "unique-key", checklist.Violated, "CREATE UNIQUE INDEX CONCURRENTLY"},
+		"invalid unique key":                     {func(w *world) { w.table.Indexes[0].Valid = false }, "unique-key", checklist.Violated, "invalid"},
+		"day partitions":                         {func(w *world) { w.table.Indexes[0].Columns = append(w.table.Indexes[0].Columns, "processed_at") }, "unique-key", checklist.Violated, "migrate --partitioned"},
+		"no time index":                          {func(w *world) { w.table.TimeIndex = "" }, "time-index", checklist.Warning, "CREATE INDEX CONCURRENTLY"},
+		"invalid index":                          {func(w *world) { w.table.Indexes = append(w.table.Indexes, postgres.Index{Name: "x_ccnew"}) }, "time-index", checklist.Warning, "x_ccnew"},
+		"old snapshot":                           {func(w *world) { w.health.Holders[0].Age = 3 * time.Hour }, "vacuum-horizon", checklist.Warning, "pg_stat_activity"},
+		"bloated":                                {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, "REINDEX INDEX CONCURRENTLY pkey"},
+		"vacuum behind":                          {func(w *world) { w.health.DeadRows = 1_000_000 }, "dead-rows", checklist.Warning, "1,000,000"},
+		"plain role":                             {func(w *world) { w.markers.Inexact = []postgres.Reason{postgres.ReasonRole} }, "ledger-exact", checklist.Warning, "pg_read_all_stats"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := healthy()

@@ -4,16 +4,16 @@ package checklist
 // waits for somebody to mend its cause and send it again.
 func deadLetters(s subject) Line {
 	l := Line{Rule: "dead-letters", Title: "Has any event been put aside unapplied?", Threshold: "none"}
-	if s.consumed == nil {
-		return s.untold(l, "only the consumer counts what it put into the dead letters")
+	v, ok := s.told(&l, "only the consumer counts what it put into the dead letters", deadLettered)
+	if !ok {
+		return l
 	}
-	n, ok := whole(s.consumed.DeadLettered)
+	n, ok := whole(v.DeadLettered.Value)
 	if !ok {
 		l.Verdict, l.Meaning = Unknown, "The consumers' count of dead letters is no number."
 		return l
 	}
 	l.Value = Things(n, "event")
-	l.Evidence = append(l.Evidence, "events_dead_lettered_total, "+s.window())
 	if n > 0 {
 		l.Verdict = Warning
 		l.Meaning = "Their effects are not there. The partition went on without them."
@@ -21,5 +21,5 @@ func deadLetters(s subject) Line {
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "Every event could be applied."
-	return l
+	return s.whole(l)
 }

@@ -15,7 +15,7 @@ func divergence(s subject) Line {
 	d := s.store.Divergence
 	switch {
 	case s.store.Effect == "":
-		l.Verdict = Unknown
+		l.Verdict, l.Unasked = Unknown, askEffects
 		l.Meaning = "Not looked at: no effect table is configured. Equal counts per day would prove nothing; the rows themselves have to be compared."
 		l.Remedy = "Name the table the handler writes: --postgres.effect.table, and --postgres.effect.consumer-group."
 		return l
@@ -31,7 +31,7 @@ func divergence(s subject) Line {
 		if r.Group != s.group {
 			continue
 		}
-		compared = true
+		compared = d.Compared > 0 && r.Rows >= 0
 		n = add(n, r.Rows)
 		if r.Rows > 0 {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("%s rows: %s", Number(r.Rows), kinds[r.Kind]))

@@ -37,7 +37,7 @@ func exposed(s subject) Line {
 				}
 				where += ", in " + strings.Join(ranges, ", ")
 			}
-			if p.Safe.OK {
+			if p.Safe.OK && p.Safe.Value >= 0 {
 				where += fmt.Sprintf("; a reset to %d or later is safe", p.Safe.Value)
 			}
 			if p.CommitGone {
@@ -75,7 +75,7 @@ func exposed(s subject) Line {
 			l.Verdict = Warning
 			l.Meaning += " Markers are kept for less time than records, so that loss is likely."
 		}
-	case n.OK && u.OK:
+	case n.OK && n.Value == 0 && u.OK && u.Value == 0:
 		l.Value, l.Verdict = "none", OK
 		l.Meaning = "Every record on the broker that the group has passed still has its marker: a replay changes nothing."
 	default:
@@ -136,7 +136,7 @@ func margin(s subject) Line {
 	if least.RecordAge == retention.Unlimited {
 		l.Value = "records stay for ever"
 	}
-	if len(r.Changes) == 0 {
+	if len(r.Changes) == 0 && least.Value >= 0 {
 		return l
 	}
 	l.Verdict = Warning
@@ -146,5 +146,8 @@ func margin(s subject) Line {
 		changes[i] = c.String()
 	}
 	l.Remedy = "Any one of: " + strings.Join(changes, "; ") + "."
+	if len(changes) == 0 {
+		l.Remedy = "Keep markers for longer than records can stay."
+	}
 	return l
 }

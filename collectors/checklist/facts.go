@@ -54,6 +54,8 @@ type Store struct {
 	Markers    *postgres.Markers
 	Health     *postgres.TableHealth
 	Divergence *postgres.Divergence
+	// Before are the commits that were read in full before the markers were.
+	Before *kafka.Groups
 	// Effect is the configured effect table; empty where there is none.
 	Effect string
 }

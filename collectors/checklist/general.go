@@ -9,3 +9,9 @@ func unseen() []Line {
 		Remedy: "Assert enable.auto.commit=false at start and refuse to run otherwise, as the reference consumer does.",
 	}}
 }
+
+// What lets lines be looked at that nobody has asked for.
+const (
+	askConsumers = "name the consumers' own metrics with --consumer.metrics-url, or with --prometheus.url the Prometheus that has them"
+	askEffects   = "name the table that the handler writes with --postgres.effect.table"
+)

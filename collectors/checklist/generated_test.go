@@ -194,6 +194,9 @@ func complaints(f checklist.Facts) (found []complaint) {
 		if found := nonsense.FindString(text); found != "" {
 			bad(l.Rule+" says "+found, "%s", text)
 		}
+		if l.Verdict == checklist.OK && !seen(f, l) {
+			bad(l.Rule+" is ok and nothing was seen", "%+v", l)
+		}
 		if l.Meaning == "" || l.Title == "" {
 			bad(l.Rule+" says nothing", "%+v", l)
 		}

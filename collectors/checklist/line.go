@@ -59,6 +59,9 @@ type Line struct {
 	// Outside says that nobody can judge the line from outside: it is listed
 	// so that it is not forgotten, and does not count for Worst.
 	Outside bool `json:"cannot_be_seen,omitempty"`
+	// Unasked says what lets the line be looked at, where nobody has asked for
+	// it.
+	Unasked string `json:"not_asked,omitempty"`
 	// Value and Threshold are for a person: "8d 2h", "at least 1.1 × 7d".
 	Value     string `json:"value,omitempty"`
 	Threshold string `json:"threshold,omitempty"`

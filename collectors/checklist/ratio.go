@@ -12,7 +12,8 @@ import (
 func ratio(s subject) Line {
 	t, db, m := s.facts.Thresholds, s.store.Markers, s.markers
 	l := Line{Rule: "retention-ratio", Number: 3, Title: "Do markers outlive the records on the broker?"}
-	if s.log == nil || !s.log.Retention.OK {
+	keep, worst, ok := s.brokerKeeps()
+	if !ok {
 		l.Verdict = Unknown
 		l.Meaning = "The topic's retention is not known, so there is nothing to compare the markers' age with."
 		l.Remedy = "Grant DESCRIBE_CONFIGS on the topic. " + s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)
@@ -26,8 +27,6 @@ func ratio(s subject) Line {
 		}
 		return l
 	}
-	keep := span.Seconds(s.log.Retention.Value.Seconds)
-	worst := span.Seconds(s.log.Retention.Value.WorstCaseSeconds)
 	configured := db.ConfiguredRetention(m.Group)
 	l.Threshold = fmt.Sprintf("at least %g × %s", t.RetentionRatioWarning, span.Text(keep))
 	l.Evidence = append(l.Evidence, fmt.Sprintf("topic %s: retention.ms %s, a record can really stay %s (segments are deleted whole)", s.topic, span.Text(keep), span.Text(worst)))
@@ -87,4 +86,14 @@ func ratio(s subject) Line {
 		l.Remedy = "Set --postgres.retention to what the pruner keeps, or look again after its next run."
 	}
 	return l
+}
+
+// brokerKeeps is for how long the topic keeps its records, and can at worst,
+// where that is known.
+func (s subject) brokerKeeps() (keep, worst time.Duration, ok bool) {
+	if s.log == nil || !s.log.Retention.OK {
+		return 0, 0, false
+	}
+	r := s.log.Retention.Value
+	return span.Seconds(r.Seconds), span.Seconds(r.WorstCaseSeconds), r.Seconds >= 0 && r.WorstCaseSeconds >= 0 // NaN is not
 }

@@ -66,9 +66,13 @@ func rows(s subject) Line {
 		l.Remedy = "Make room, raise --postgres.row-limit, or find out why more events come than were planned for. Do not keep markers for a shorter time than the topic keeps its records."
 		return l
 	}
-	l.Verdict, l.Meaning = OK, "Old markers are pruned about when they should be."
+	l.Verdict, l.Meaning = OK, "Nothing is left that should have been pruned long ago."
 	if keep == 0 {
 		l.Meaning = "The table is within its limit."
+	}
+	if keep > 0 && m.Pruning && m.ObservedRetention < keep-keep/10 {
+		// Whether that is too soon is the retention's line to say.
+		l.Meaning = fmt.Sprintf("Nothing is left that should have been pruned; markers even go at an age of %s, sooner than the pruner is configured to keep them.", span.Text(m.ObservedRetention))
 	}
 	return l
 }

@@ -2,32 +2,40 @@
 // /metrics: duplicates, handling time and commit lag, which neither the
 // database nor the broker can tell. It serves the page and the audit; the
 // series themselves are scraped from the consumers by Prometheus.
+//
+// A share of events is judged over half an hour where the exporter has watched
+// for so long, else over all that each consumer has counted since it started:
+// never over the moment between two readings. Each consumer's differences come
+// first and their sum after, so that a restart of one does not hide in the
+// growth of another.
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 
+	"oncewatch/collectors/httpclient"
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/span"
 )
 
 // Config names the consumers to read.
 type Config struct {
 	MetricsURL []string `name:"metrics-url" placeholder:"URL" help:"Addresses of the consumers' own metrics, for the lines of the checklist that only they can tell (duplicates, handling time, commit lag). Read for the page and the audit; Prometheus scrapes them itself."`
+
+	httpclient.Config `embed:""`
 }
 
 // Validate names an address that cannot be used.
@@ -35,25 +43,17 @@ func (c Config) Validate() error {
 	for _, raw := range c.MetricsURL {
 		u, err := url.Parse(raw)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return fmt.Errorf("--consumer.metrics-url: %q is no address: want for example http://consumer-1:10078/metrics", redacted(raw))
+			return fmt.Errorf("--consumer.metrics-url: %q is not an address: want for example http://consumer-1:10078/metrics", httpclient.Redacted(raw))
 		}
 	}
-	return nil
+	return c.Config.Validate("--consumer.")
 }
 
-func redacted(raw string) string {
-	if u, err := url.Parse(raw); err == nil && u.Host != "" {
-		// Neither user nor query: either may be a token.
-		return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
-	}
-	return "…"
-}
+// few is how many events are too few to judge a share of them.
+const few = 1000
 
-// window is how far back the page judges.
-const window = 30 * time.Minute
-
-// maxPage bounds one consumer's answer.
-const maxPage = 16 << 20
+// atOnce is how many consumers are asked at the same moment.
+const atOnce = 8
 
 // Source polls the consumers.
 type Source struct {
@@ -61,16 +61,20 @@ type Source struct {
 	client *http.Client
 	now    func() time.Time
 
-	mu   sync.Mutex
-	past []reading // oldest first
+	mu      sync.Mutex
+	history []history // of each address
 }
 
 // New makes the source. It never connects.
-func New(c Config, now func() time.Time) *Source {
+func New(c Config, now func() time.Time) (*Source, error) {
 	if now == nil {
 		now = time.Now
 	}
-	return &Source{urls: c.MetricsURL, client: &http.Client{}, now: now}
+	client, err := httpclient.New(c.Config, "--consumer.")
+	if err != nil {
+		return nil, err
+	}
+	return &Source{urls: c.MetricsURL, client: client, now: now, history: make([]history, len(c.MetricsURL))}, nil
 }
 
 // Close ends idle connections.
@@ -78,82 +82,6 @@ func (s *Source) Close() { s.client.CloseIdleConnections() }
 
 // Describe implements poll.Source: the source exports nothing of its own.
 func (s *Source) Describe(chan<- *prometheus.Desc) {}
-
-// Key is a consumer group on a topic.
-type Key struct{ Group, Topic string }
-
-// Values are what the consumers of a group counted on a topic, over Span.
-type Values struct {
-	// Processed and Duplicates are events by outcome, Elsewhere the duplicates
-	// whose marker has another offset.
-	Processed, Duplicates, Elsewhere float64
-	Retries, DeadLettered, Lost      float64
-	// buckets counts handled events by upper bound, cumulative.
-	buckets map[float64]float64
-	// CommitLag is the longest wait for an offset commit now, in seconds;
-	// NaN where no consumer exports it.
-	CommitLag float64
-}
-
-// Handled is the number of handled events.
-func (v Values) Handled() float64 { return v.Processed + v.Duplicates }
-
-// Quantile estimates the handling time that a share q of the events stayed
-// below, in seconds, as histogram_quantile does; NaN without events.
-func (v Values) Quantile(q float64) float64 {
-	bounds := slices.Sorted(maps.Keys(v.buckets))
-	if len(bounds) == 0 || v.buckets[bounds[len(bounds)-1]] == 0 {
-		return math.NaN()
-	}
-	rank := q * v.buckets[bounds[len(bounds)-1]]
-	lower, below := 0.0, 0.0
-	for _, upper := range bounds {
-		n := v.buckets[upper]
-		if n >= rank {
-			if math.IsInf(upper, 1) || n == below {
-				return lower
-			}
-			return lower + (upper-lower)*(rank-below)/(n-below)
-		}
-		lower, below = upper, n
-	}
-	return lower
-}
-
-// minus is what was counted since an earlier reading of the same consumers.
-func (v Values) minus(old Values) (Values, bool) {
-	d := v
-	d.Processed -= old.Processed
-	d.Duplicates -= old.Duplicates
-	d.Elsewhere -= old.Elsewhere
-	d.Retries -= old.Retries
-	d.DeadLettered -= old.DeadLettered
-	d.Lost -= old.Lost
-	d.buckets = make(map[float64]float64, len(v.buckets))
-	for bound, n := range v.buckets {
-		d.buckets[bound] = n - old.buckets[bound]
-	}
-	for _, n := range []float64{d.Processed, d.Duplicates, d.Elsewhere, d.Retries, d.DeadLettered, d.Lost} {
-		if n < 0 {
-			return v, false // a consumer has restarted
-		}
-	}
-	return d, true
-}
-
-// reading is one poll's sum over all consumers.
-type reading struct {
-	at     time.Time
-	values map[Key]Values
-}
-
-// Snapshot is what the consumers counted over the window.
-type Snapshot struct {
-	// Span is what the counts cover; 0 means since the consumers started.
-	Span     time.Duration
-	Values   map[Key]Values
-	problems []poll.Problem
-}
 
 // Collect implements poll.Snapshot.
 func (s *Snapshot) Collect(time.Time, chan<- prometheus.Metric) {}
@@ -163,139 +91,249 @@ func (s *Snapshot) Problems() []poll.Problem { return s.problems }
 
 // Poll implements poll.Source.
 func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
-	type answer struct {
-		url      string
-		families map[string]*dto.MetricFamily
-		err      error
-	}
-	answers := make([]answer, len(s.urls))
+	readings := make([]*reading, len(s.urls))
+	errs := make([]error, len(s.urls))
+	places := make(chan struct{}, atOnce)
 	var wg sync.WaitGroup
 	for i, u := range s.urls {
 		wg.Go(func() {
-			families, err := s.fetch(ctx, u)
-			answers[i] = answer{u, families, err}
+			places <- struct{}{}
+			defer func() { <-places }()
+			readings[i], errs[i] = s.fetch(ctx, u)
 		})
 	}
 	wg.Wait()
-	now := reading{at: s.now(), values: map[Key]Values{}}
-	snapshot := &Snapshot{}
-	failed := 0
-	var errs []error
-	for _, a := range answers {
-		if a.err != nil {
-			failed++
-			errs = append(errs, a.err)
-			snapshot.problems = append(snapshot.problems, poll.Problem{Kind: poll.Kind(a.err), Entity: "consumer " + redacted(a.url), Err: a.err})
-			continue
-		}
-		now.add(a.families)
-	}
-	if failed == len(s.urls) {
-		return nil, errors.Join(errs...)
-	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if failed > 0 {
-		s.past = nil // sums over other consumers cannot be compared
-	}
-	for len(s.past) > 0 && now.at.Sub(s.past[0].at) > window {
-		s.past = s.past[1:]
-	}
-	snapshot.Values = now.values
-	if len(s.past) > 0 {
-		since := make(map[Key]Values, len(now.values))
-		whole := true
-		for k, v := range now.values {
-			d, ok := v.minus(s.past[0].values[k])
-			since[k], whole = d, whole && ok
+	now := s.now()
+	snapshot := &Snapshot{Sources: len(s.urls), Enough: few, Values: map[Key]Values{}}
+	var counts []counted
+	for i, u := range s.urls {
+		h := &s.history[i]
+		if errs[i] == nil && h.last != nil && h.last.start > readings[i].start+1 && readings[i].start > 0 {
+			errs[i] = &poll.KindError{Kind: "ambiguous", Err: errors.New("several consumers answer at this address in turn: name each one's own")}
+			h.last = readings[i]
 		}
-		if whole {
-			snapshot.Values, snapshot.Span = since, now.at.Sub(s.past[0].at)
-		} else {
-			s.past = nil
+		if errs[i] != nil {
+			snapshot.Unread++
+			snapshot.problems = append(snapshot.problems, poll.Problem{Kind: poll.Kind(errs[i]), Entity: "consumer " + httpclient.Redacted(u), Err: errs[i]})
+			continue
 		}
+		h.see(now, readings[i])
+		c := counted{who: httpclient.Redacted(u), reading: readings[i]}
+		if start := readings[i].start; start > 0 {
+			c.age = max(0, now.Sub(time.UnixMilli(int64(start*1000))))
+		}
+		c.total = readings[i].sum(nil)
+		c.recent, c.window = h.inWindow(now)
+		counts = append(counts, c)
 	}
-	if failed == 0 {
-		s.past = append(s.past, now)
+	if len(counts) == 0 {
+		return nil, errors.Join(errs...)
+	}
+	for _, k := range keys(counts) {
+		snapshot.Values[k] = values(k, counts)
 	}
 	return snapshot, nil
 }
 
-func (s *Source) fetch(ctx context.Context, u string) (map[string]*dto.MetricFamily, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+func (s *Source) fetch(ctx context.Context, u string) (*reading, error) {
+	resp, err := httpclient.Get(ctx, s.client, u, "text/plain; version=0.0.4")
 	if err != nil {
-		return nil, fmt.Errorf("consumer %s: the address cannot be used", redacted(u))
-	}
-	req.Header.Set("Accept", "text/plain; version=0.0.4")
-	resp, err := s.client.Do(req)
-	if err != nil {
-		var ue *url.Error
-		if errors.As(err, &ue) {
-			err = ue.Err // without the address, which may hold a password
-		}
-		return nil, &poll.KindError{Kind: "unreachable", Err: fmt.Errorf("consumer %s: %w", redacted(u), err)}
+		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode != http.StatusOK {
-		return nil, &poll.KindError{Kind: "denied", Err: fmt.Errorf("consumer %s: HTTP %s", redacted(u), resp.Status)}
+	families, err := parse(resp.Body)
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("%s: %w", httpclient.Redacted(u), ctx.Err())
+	case err != nil:
+		return nil, &poll.KindError{Kind: "malformed", Err: fmt.Errorf("%s: %w", httpclient.Redacted(u), err)}
+	case len(families) == 0:
+		return nil, &poll.KindError{Kind: "missing", Err: fmt.Errorf("%s: it exports none of the metrics that a consumer should (%s, …)", httpclient.Redacted(u), handledTotal)}
 	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(io.LimitReader(resp.Body, maxPage))
-	if err != nil {
-		return nil, &poll.KindError{Kind: "malformed", Err: fmt.Errorf("consumer %s: these are no metrics: %w", redacted(u), err)}
-	}
-	return families, nil
+	return read(families), nil
 }
 
-// add sums one consumer's series into the reading.
-func (r *reading) add(families map[string]*dto.MetricFamily) {
-	each := func(name string, f func(v *Values, label func(string) string, m *dto.Metric)) {
-		for _, m := range families[name].GetMetric() {
-			label := func(name string) string {
-				for _, l := range m.Label {
-					if l.GetName() == name {
-						return l.GetValue()
-					}
-				}
-				return ""
-			}
-			k := Key{label("consumer_group"), label("topic")}
-			v, ok := r.values[k]
-			if !ok {
-				v.CommitLag = math.NaN()
-				v.buckets = map[float64]float64{}
-			}
-			f(&v, label, m)
-			r.values[k] = v
+// counted is what one consumer counted.
+type counted struct {
+	who string
+	*reading
+	// total is since its start, age ago; 0 where it does not export that.
+	total map[Key]*totals
+	age   time.Duration
+	// recent is within the window; nil where it has not been watched for so long.
+	recent map[Key]*totals
+	window time.Duration
+}
+
+// latest is what shares of events are judged by.
+func (c counted) latest(k Key) *totals {
+	if c.recent != nil {
+		return c.recent[k]
+	}
+	return c.total[k]
+}
+
+func (c counted) ever(k Key) *totals { return c.total[k] }
+
+func keys(counts []counted) []Key {
+	all := map[Key]bool{}
+	for _, c := range counts {
+		for k := range c.keys {
+			all[k] = true
 		}
 	}
-	each("events_handled_total", func(v *Values, label func(string) string, m *dto.Metric) {
-		switch label("outcome") {
-		case "processed":
-			v.Processed += m.GetCounter().GetValue()
-		case "duplicate":
-			v.Duplicates += m.GetCounter().GetValue()
+	return slices.Collect(maps.Keys(all))
+}
+
+// values joins what the consumers counted of a group and topic.
+func values(k Key, counts []counted) (v Values) {
+	var of []counted // those that know the two
+	for _, c := range counts {
+		if c.keys[k] {
+			of = append(of, c)
 		}
-	})
-	each("events_duplicate_origin_total", func(v *Values, label func(string) string, m *dto.Metric) {
-		if label("origin") == "other_offset" {
-			v.Elsewhere += m.GetCounter().GetValue()
-		}
-	})
-	count := func(name string, field func(*Values) *float64) {
-		each(name, func(v *Values, _ func(string) string, m *dto.Metric) { *field(v) += m.GetCounter().GetValue() })
 	}
-	count("event_retries_total", func(v *Values) *float64 { return &v.Retries })
-	count("events_dead_lettered_total", func(v *Values) *float64 { return &v.DeadLettered })
-	count("events_lost_total", func(v *Values) *float64 { return &v.Lost })
-	each("event_handle_duration_seconds", func(v *Values, _ func(string) string, m *dto.Metric) {
-		for _, b := range m.GetHistogram().GetBucket() {
-			v.buckets[b.GetUpperBound()] += float64(b.GetCumulativeCount())
+	over, ever := during(of, true), during(of, false)
+	// counter adds a counter up. Where every consumer should have it from its
+	// start, one without it is missing; else it is enough that one has it: a
+	// member without partitions has none of theirs.
+	counter := func(metric, label, split string, every bool) Figure {
+		f, counts := Figure{From: fmt.Sprintf("%s of %s, %s", metric, consumers(len(of)), over)}, counted.latest
+		if !every { // losses and the like are of interest however old they are
+			f.From, counts = fmt.Sprintf("%s of %s, %s", metric, consumers(len(of)), ever), counted.ever
 		}
-	})
-	each("consumer_offset_commit_lag_seconds", func(v *Values, _ func(string) string, m *dto.Metric) {
-		if lag := m.GetGauge().GetValue(); math.IsNaN(v.CommitLag) || lag > v.CommitLag {
-			v.CommitLag = lag
+		into, name := metric, metric
+		if label != "" {
+			into, name = metric+"/"+split, fmt.Sprintf("%s{%s=%q}", metric, label, split)
 		}
-	})
+		found := false
+		for _, c := range of {
+			if what := c.lacks(k, metric); what != "" {
+				return Figure{Missing: missing(c.who, name, what)}
+			}
+			n, ok := counts(c, k).counters[into]
+			if !ok && every {
+				return Figure{Missing: missing(c.who, name, "")}
+			}
+			f.Value += n
+			found = found || ok
+		}
+		if !found {
+			return Figure{Missing: missing(of[0].who, name, "")}
+		}
+		return f
+	}
+	v.Processed = counter(handledTotal, "outcome", "processed", true)
+	v.Duplicates = counter(handledTotal, "outcome", "duplicate", true)
+	v.Elsewhere = counter(originTotal, "origin", "other_offset", true)
+	v.LongHandled = Figure{Value: v.Processed.Value + v.Duplicates.Value, Missing: cmp.Or(v.Processed.Missing, v.Duplicates.Missing), From: v.Processed.From}
+	v.LongDuplicates = v.Duplicates
+	v.Retries = counter(retriesTotal, "", "", false)
+	v.DeadLettered = counter(deadLetteredTotal, "", "", false)
+	v.Lost = counter(lostTotal, "", "", false)
+	v.EverDuplicate = counter(handledTotal, "outcome", "duplicate", false)
+	v.latency(k, of, over)
+	v.CommitLag = Figure{From: fmt.Sprintf("%s of %s, now", commitLagSeconds, consumers(len(of))), Missing: missing(of[0].who, commitLagSeconds, "")}
+	for _, c := range of {
+		if what := c.lacks(k, commitLagSeconds); what != "" {
+			v.CommitLag = Figure{Missing: missing(c.who, commitLagSeconds, what)}
+			break
+		}
+		if lag, ok := c.lag[k]; ok {
+			v.CommitLag.Value, v.CommitLag.Missing = max(v.CommitLag.Value, lag), ""
+		}
+	}
+	return v
+}
+
+func (v *Values) latency(k Key, of []counted, over string) {
+	buckets := map[float64]float64{}
+	var bounds []float64
+	fail := func(what string) {
+		v.P99, v.Timed = Figure{Missing: what}, Figure{Missing: what}
+	}
+	for i, c := range of {
+		own := c.latest(k).buckets
+		if what := c.lacks(k, durationSeconds); what != "" || len(own) == 0 {
+			fail(missing(c.who, durationSeconds, what))
+			return
+		}
+		sorted := slices.Sorted(maps.Keys(own))
+		if i > 0 && !slices.Equal(sorted, bounds) {
+			fail(durationSeconds + " has other buckets at " + c.who + " than at " + of[0].who + ": they cannot be joined")
+			return
+		}
+		bounds = sorted
+		for bound, n := range own {
+			buckets[bound] += n
+		}
+	}
+	v.Timed = Figure{Value: buckets[math.Inf(1)], From: fmt.Sprintf("%s of %s, %s", durationSeconds+"_bucket", consumers(len(of)), over)}
+	v.P99 = Figure{From: v.Timed.From}
+	v.P99.Value, v.P99Low, v.P99High = quantile(0.99, buckets)
+	if math.IsNaN(v.P99.Value) {
+		v.P99.Missing = "no event has been handled " + over
+	}
+}
+
+// lacks is what is wrong with a metric of a group and topic.
+func (r *reading) lacks(k Key, metric string) string {
+	for _, one := range []Key{k, {Group: k.Group}, {}} {
+		if what := r.wrong[one][metric]; what != "" {
+			return what
+		}
+	}
+	return ""
+}
+
+func missing(who, metric, what string) string {
+	if what == "" {
+		return fmt.Sprintf("%s exports no %s", who, metric)
+	}
+	return fmt.Sprintf("%s at %s %s", metric, who, what)
+}
+
+// during says in words what the consumers' counts cover: the newest, or all.
+func during(of []counted, newest bool) string {
+	var windows, starts []time.Duration
+	unknown := false
+	for _, c := range of {
+		switch {
+		case newest && c.recent != nil:
+			windows = append(windows, c.window)
+		case c.age > 0:
+			starts = append(starts, c.age)
+		default:
+			unknown = true
+		}
+	}
+	var parts []string
+	if len(windows) > 0 {
+		parts = append(parts, "in the last "+between(windows, ""))
+	}
+	if len(starts) > 0 {
+		parts = append(parts, "since the consumer started "+between(starts, " ago"))
+	}
+	if unknown {
+		parts = append(parts, "since the consumer started (it does not export "+startTime+")")
+	}
+	return strings.Join(parts, ", others ")
+}
+
+func between(d []time.Duration, after string) string {
+	least, most := span.Text(slices.Min(d).Round(time.Second)), span.Text(slices.Max(d).Round(time.Second))
+	if least == most {
+		return most + after
+	}
+	return least + " to " + most + after
+}
+
+func consumers(n int) string {
+	if n == 1 {
+		return "1 consumer"
+	}
+	return fmt.Sprintf("%d consumers", n)
 }

@@ -198,13 +198,15 @@ func (s *Series) Unverified() kafka.Known[int64] {
 
 // Complete says that every partition is known at least within bounds.
 func (s *Series) Complete() bool {
-	return len(s.Partitions) > 0 && !slices.ContainsFunc(s.Partitions, func(p *Partition) bool { return !p.Unprotected.OK })
+	return len(s.Partitions) > 0 && !slices.ContainsFunc(s.Partitions, func(p *Partition) bool {
+		return !p.Unprotected.OK || !p.Unverified.OK || p.Unprotected.Value < 0 || p.Unverified.Value < 0
+	})
 }
 
 func (s *Series) sum(of func(*Partition) kafka.Known[int64]) kafka.Known[int64] {
 	n := int64(0)
 	for _, p := range s.Partitions {
-		n += of(p).Value
+		n += min(max(0, of(p).Value), math.MaxInt64-n)
 	}
 	if n == 0 && !s.Complete() {
 		return kafka.Known[int64]{}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"oncewatch/reference-consumer/inbox"
 )
 
 // Consumer holds the metrics of one consumer group.
@@ -45,7 +47,7 @@ func NewConsumer(reg prometheus.Registerer, group string, start time.Time) *Cons
 			NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
 		}, []string{"topic"}),
 		retries:      counter("event_retries_total", "Failed attempts that were repeated. Absent until a partition of the topic is assigned.", "topic"),
-		deadLettered: counter("events_dead_lettered_total", "Events put into the dead-letter table, by reason. Absent until there is one of the reason.", "topic", "reason"),
+		deadLettered: counter("events_dead_lettered_total", "Events put into the dead-letter table, by reason.", "topic", "reason"),
 		lost:         counter("events_lost_total", "Events known to be lost: gaps in a producer's sequence, and records deleted by the broker before they were handled.", "topic", "partition"),
 		waived:       gauge("consumer_assertion_waived", "1 for each startup assertion waived by --allow. Absent for the others.", "assertion"),
 		holds:        gauge("consumer_assertion_holds", "Whether a startup assertion held when it was last checked.", "assertion"),
@@ -79,9 +81,12 @@ type Topic struct {
 	duration prometheus.Observer
 }
 
-// Topic returns the topic's metrics; both outcomes and origins exist from here
-// on, at 0.
+// Topic returns the topic's metrics; outcomes, origins and reasons exist from
+// here on, at 0.
 func (c *Consumer) Topic(name string) *Topic {
+	for _, reason := range []string{inbox.ReasonData, inbox.ReasonDecode, inbox.ReasonTooOld, inbox.ReasonIDConflict, inbox.ReasonRetries, inbox.ReasonCrash, inbox.ReasonPanic, inbox.ReasonParked} {
+		c.deadLettered.WithLabelValues(name, reason)
+	}
 	return &Topic{
 		Processed:   c.handled.WithLabelValues(name, "processed"),
 		Duplicate:   c.handled.WithLabelValues(name, "duplicate"),

@@ -1,0 +1,63 @@
+package checklist
+
+import (
+	"fmt"
+
+	"oncewatch/collectors/poll"
+)
+
+// lost is the records that the broker deleted before the group handled them,
+// and the events the consumers found missing.
+func lost(s subject) Line {
+	l := Line{Rule: "records-lost", Title: "Has any event been lost?", Threshold: "none"}
+	if s.commits == nil {
+		l.Verdict, l.Meaning = Unknown, "The group's commits on this topic could not be read, or there are none."
+		l.Remedy = s.facts.why(poll.ID{Subject: poll.Groups}, "group "+s.group)
+		return l
+	}
+	var n int64
+	unread, outside := 0, false
+	for _, p := range s.commits.Partitions {
+		if p.Committed < 0 || !p.Expired.OK || p.Expired.Value < 0 || !p.OutOfRange.OK {
+			unread++
+			continue
+		}
+		n = add(n, p.Expired.Value)
+		switch {
+		case p.Expired.Value > 0:
+			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, %s after it were deleted unread", p.Partition, p.Committed, Things(p.Expired.Value, "record")))
+		case p.OutOfRange.Value:
+			outside = true
+			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d lies beyond the log's end", p.Partition, p.Committed))
+		}
+	}
+	gaps, told := int64(0), false
+	if s.consumed != nil && s.consumed.Lost.OK() {
+		gaps, told = whole(s.consumed.Lost.Value)
+		l.Evidence = append(l.Evidence, fmt.Sprintf("%s found missing by the consumers: %s", Things(gaps, "event"), s.consumed.Lost.From))
+	}
+	l.Value = Things(add(n, gaps), "record")
+	switch {
+	case outside:
+		l.Verdict = Violated
+		l.Meaning = "The committed offset lies beyond the log: the topic was made anew, and the next fetch resets the group."
+		l.Remedy = "Decide where the group goes on before the consumer starts: the markers absorb a replay from the earliest offset."
+	case n > 0:
+		l.Verdict = Violated
+		l.Meaning = "The broker deleted records before the group handled them."
+		l.Remedy = "Find the events at their source and publish them again; then give the consumer more capacity or the topic a longer retention."
+	case gaps > 0:
+		l.Verdict = Violated
+		l.Meaning = "The producers numbered events that never arrived, or the log no longer had them when the consumer came to them."
+		l.Remedy = "Find the missing sequence numbers at the producer and publish them again."
+	case unread > 0 || len(s.commits.Partitions) == 0:
+		l.Value, l.Verdict = "", Unknown
+		l.Meaning = fmt.Sprintf("%d of %d partitions could not be read.", unread, len(s.commits.Partitions))
+		l.Remedy = s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)
+	case told:
+		l.Verdict, l.Meaning = OK, "The group has lost nothing that the broker or the producers can tell."
+	default:
+		l.Verdict, l.Meaning = OK, "The group has lost nothing that the broker can tell."
+	}
+	return s.whole(l)
+}
