@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -98,7 +98,7 @@ func serve(t *testing.T, args ...string) *served {
 		}
 	})
 	address := regexp.MustCompile(`msg="Listening on" address=(\S+)`)
-	wait(t, "the listener", func() bool {
+	testenv.Eventually(t, "the listener", func() bool {
 		m := address.FindStringSubmatch(s.log.String())
 		if m == nil {
 			return false
@@ -126,21 +126,11 @@ func (s *served) get(t *testing.T, path string) (int, string) {
 func (s *served) waitFor(t *testing.T, path, want string) string {
 	t.Helper()
 	var page string
-	wait(t, path+" to contain "+want, func() bool {
+	testenv.Eventually(t, path+" to contain "+want, func() bool {
 		_, page = s.get(t, path)
 		return strings.Contains(page, want)
 	})
 	return page
-}
-
-// wait polls a condition that another process brings about.
-func wait(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
 
 func TestServe(t *testing.T) {
@@ -149,7 +139,7 @@ func TestServe(t *testing.T) {
 		INSERT INTO processed_events SELECT 'ledger-writer', 'evt-'||i, 'payments', 0, i, now() - interval '8 days' + i * interval '1 hour' FROM generate_series(0, 6) i`)
 	brokers, _ := cluster(t)
 	s := serve(t, "--postgres.dsn="+dsn, "--kafka.brokers="+brokers)
-	wait(t, "readiness", func() bool { code, _ := s.get(t, "/-/ready"); return code == http.StatusOK })
+	testenv.Eventually(t, "readiness", func() bool { code, _ := s.get(t, "/-/ready"); return code == http.StatusOK })
 	metrics := s.waitFor(t, "/metrics", "processed_events_row_count")
 	for _, want := range []string{
 		`consumer_group="ledger-writer",database="test_`, `topic="payments"} 7`,
@@ -182,13 +172,8 @@ func TestServe(t *testing.T) {
 // with it.
 func TestSourcesComeLate(t *testing.T) {
 	dsn := testenv.Postgres(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	_ = l.Close()
-	s := serve(t, "--postgres.dsn="+dsn, fmt.Sprintf("--kafka.brokers=127.0.0.1:%d", port))
+	address := testenv.FreeAddress(t)
+	s := serve(t, "--postgres.dsn="+dsn, "--kafka.brokers="+address)
 	s.waitFor(t, "/metrics", `oncewatch_errors_total{collector="markers",kind="missing"}`)
 	s.waitFor(t, "/metrics", `oncewatch_errors_total{collector="groups",kind="unreachable"}`)
 	if code, _ := s.get(t, "/-/ready"); code != http.StatusServiceUnavailable {
@@ -200,13 +185,13 @@ func TestSourcesComeLate(t *testing.T) {
 	s.waitFor(t, "/metrics", `oncewatch_collector_success{collector="markers"} 1`)
 	s.waitFor(t, "/metrics", `oncewatch_collector_success{collector="groups"} 0`)
 
-	fake, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.Ports(port), kfake.SeedTopics(1, "payments"))
+	fake, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.Ports(int(netip.MustParseAddrPort(address).Port())), kfake.SeedTopics(1, "payments"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer fake.Close()
 	s.waitFor(t, "/metrics", `oncewatch_collector_success{collector="groups"} 1`)
-	wait(t, "readiness", func() bool { code, _ := s.get(t, "/-/ready"); return code == http.StatusOK })
+	testenv.Eventually(t, "readiness", func() bool { code, _ := s.get(t, "/-/ready"); return code == http.StatusOK })
 }
 
 // Each mistake is one line that names the thing and the remedy. What else can
@@ -293,7 +278,7 @@ func TestBadInput(t *testing.T) {
 				if strings.Contains(page, "kafka_topic_retention_seconds{") {
 					t.Error("a denied retention has a value")
 				}
-				wait(t, "the log to say "+c.want, func() bool { return strings.Contains(s.log.String(), c.want) })
+				testenv.Eventually(t, "the log to say "+c.want, func() bool { return strings.Contains(s.log.String(), c.want) })
 				_, html := s.get(t, "/")
 				for what, text := range map[string]string{"log": s.log.String(), "page": html, "metrics": page} {
 					if strings.Contains(text, secret) {

@@ -1,18 +1,14 @@
 package dashboards
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,79 +30,26 @@ type server struct{ url string }
 // ends. Native leaves the classic buckets of native histograms out.
 func startPrometheus(t *testing.T, native bool, jobs map[string]string) server {
 	t.Helper()
-	dir := t.TempDir()
 	var config strings.Builder
-	fmt.Fprintf(&config, "global: {scrape_interval: 1s, evaluation_interval: 1s, scrape_native_histograms: %t}\nrule_files: [rules.yml]\nscrape_configs:\n", native)
+	config.WriteString("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [rules.yml]\nscrape_configs:\n")
 	for job, address := range jobs {
 		fmt.Fprintf(&config, "- job_name: %s\n  static_configs: [{targets: [%q]}]\n", job, address)
 	}
-	// One of the alerts, without its patience.
-	rules := `groups: [{name: test, rules: [{alert: EventsDeadLettered, expr: events_dead_lettered_total > 0, labels: {severity: warning}}]}]`
-	for name, text := range map[string]string{"prometheus.yml": config.String(), "rules.yml": rules} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+	flags := []string{"--enable-feature=exemplar-storage"}
+	if native {
+		flags = append(flags, "--enable-feature=native-histograms")
 	}
-	address := freeAddress(t)
-	cmd := testenv.Tool(t, "prometheus",
-		"--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"),
-		"--web.listen-address="+address, "--enable-feature=exemplar-storage", "--log.level=warn")
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("prometheus: %s", log.String())
-		}
-	})
-	s := server{"http://" + address}
-	eventually(t, "Prometheus is ready", func() bool {
-		resp, err := http.Get(s.url + "/-/ready")
-		if err != nil {
-			return false
-		}
-		_ = resp.Body.Close()
-		return resp.StatusCode == http.StatusOK
-	})
-	return s
-}
-
-// eventually waits for another process, which cannot signal, with a deadline.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-	defer cancel()
-	for tick := time.NewTicker(100 * time.Millisecond); ; {
-		if done() {
-			tick.Stop()
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("not within 90 s: %s", what)
-		}
-	}
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return server{testenv.Prometheus(t, map[string]string{
+		"prometheus.yml": config.String(),
+		// One of the alerts, without its patience.
+		"rules.yml": `groups: [{name: test, rules: [{alert: EventsDeadLettered, expr: events_dead_lettered_total > 0, labels: {severity: warning}}]}]`,
+	}, flags...).URL}
 }
 
 // scraped waits until every job was scraped n times.
 func (s server) scraped(t *testing.T, jobs, n int) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%d jobs were scraped %d times", jobs, n), func() bool {
+	testenv.Eventually(t, fmt.Sprintf("%d jobs were scraped %d times", jobs, n), func() bool {
 		return len(s.query(t, fmt.Sprintf(`sum_over_time(up[5m]) >= %d`, n))) >= jobs
 	})
 }

@@ -143,10 +143,10 @@ func TestStaticOnAReadOnlyRoot(t *testing.T) {
 		t.Errorf("reference-consumer: %s", out)
 	}
 
-	address := freeAddress(t)
+	address := testenv.FreeAddress(t)
 	cmd := inRoot("/oncewatch serve --web.listen-address=" + address + " --kafka.brokers=127.0.0.1:1 --postgres.dsn=postgres://nobody@127.0.0.1:1/none --poll.interval=1s --poll.timeout=500ms")
 	start(t, cmd)
-	eventually(t, "the exporter is healthy", func() bool { return status(http.DefaultClient, "http://"+address+"/-/healthy") == http.StatusOK })
+	testenv.Eventually(t, "the exporter is healthy", func() bool { return status(http.DefaultClient, "http://"+address+"/-/healthy") == http.StatusOK })
 	if got := status(http.DefaultClient, "http://"+address+"/-/ready"); got != http.StatusServiceUnavailable {
 		t.Errorf("/-/ready without a database and a broker: %d, want 503", got)
 	}

@@ -2,9 +2,7 @@ package deploy_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"oncewatch/deploy/testenv"
 )
@@ -143,32 +140,6 @@ func knowsCommand(t *testing.T, name string, args []string, environment ...strin
 func knowsConfig(t *testing.T, file string) {
 	t.Helper()
 	output(t, exec.Command(program(t, "oncewatch"), "rules", "--config.file="+file))
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
-// eventually waits for another process, which cannot signal, with a deadline.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("not within 90 s: %s", what)
-		}
-	}
 }
 
 // start runs a command until the test ends, and shows what it wrote where the

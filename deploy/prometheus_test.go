@@ -123,7 +123,7 @@ func (a authorized) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestPrometheusExample(t *testing.T) {
 	t.Parallel()
 	s := secure(t)
-	exporter, ui := freeAddress(t), freeAddress(t)
+	exporter, ui := testenv.FreeAddress(t), testenv.FreeAddress(t)
 	config := readFile(t, "deploy/prometheus/prometheus.yml")
 	if !strings.Contains(config, "[oncewatch.example:10077]") {
 		t.Fatal("the example has another target")
@@ -144,7 +144,7 @@ func TestPrometheusExample(t *testing.T) {
 		"--web.listen-address="+ui, "--storage.tsdb.path="+s.path("data"), "--log.level=warn"))
 
 	metrics := "https://" + exporter + "/metrics"
-	eventually(t, "the exporter answers its scraper", func() bool {
+	testenv.Eventually(t, "the exporter answers its scraper", func() bool {
 		return status(s.client("prometheus", s.scrapePassword), metrics) == http.StatusOK
 	})
 	if got := status(s.client("prometheus", "wrong"), metrics); got != http.StatusUnauthorized {
@@ -177,7 +177,7 @@ func TestPrometheusExample(t *testing.T) {
 		}
 		return health
 	}
-	eventually(t, "Prometheus scrapes the exporter over TLS with its password", func() bool { return targets()["oncewatch"] == "up" })
+	testenv.Eventually(t, "Prometheus scrapes the exporter over TLS with its password", func() bool { return targets()["oncewatch"] == "up" })
 	if got := status(s.client("", ""), "https://"+ui+"/graph"); got != http.StatusUnauthorized {
 		t.Errorf("Prometheus without a password: %d", got)
 	}

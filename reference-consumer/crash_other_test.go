@@ -58,7 +58,7 @@ func TestKill9Relay(t *testing.T) {
 			relay := func(sp *spec) { sp.Mode, sp.Endpoint = "relay", mailer.URL }
 			s.start(func(sp *spec) { relay(sp); sp.Point, sp.Nth, sp.Signal = point, 7, syscall.SIGKILL }).killed(20 * time.Second)
 			p := s.start(relay)
-			wait(t, "all delivered", func() bool {
+			testenv.Eventually(t, "all delivered", func() bool {
 				n, err := s.query("SELECT count(*) FROM outbox WHERE status = 'delivered'")
 				return err == nil && n == 30
 			})
@@ -89,7 +89,7 @@ func TestKill9Pruner(t *testing.T) {
 SELECT 'g', 'e' || g, 't', 0, g, now() - interval '9 days' * (g > 100)::int FROM generate_series(1, 1100) g`)
 			prune := func(sp *spec) { sp.Mode = "prune" }
 			s.start(func(sp *spec) { prune(sp); sp.Point, sp.Nth, sp.Signal = point, 4, syscall.SIGKILL }).killed(20 * time.Second)
-			wait(t, "the session to end", func() bool {
+			testenv.Eventually(t, "the session to end", func() bool {
 				n, err := s.query("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 				return err == nil && n == 0
 			})
@@ -129,7 +129,7 @@ func TestKill9PartitionDrop(t *testing.T) {
 					t.Fatal(err)
 				}
 				p := s.start(prune)
-				wait(t, "a pending detach", func() bool {
+				testenv.Eventually(t, "a pending detach", func() bool {
 					n, err := s.query("SELECT count(*) FROM pg_inherits WHERE inhdetachpending")
 					return err == nil && n == 1
 				})
@@ -142,7 +142,7 @@ func TestKill9PartitionDrop(t *testing.T) {
 			} else {
 				s.start(func(sp *spec) { prune(sp); sp.Point, sp.Nth, sp.Signal = point, 2, syscall.SIGKILL }).killed(20 * time.Second)
 			}
-			wait(t, "the session to end", func() bool {
+			testenv.Eventually(t, "the session to end", func() bool {
 				n, err := s.query("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")
 				return err == nil && n == 0
 			})

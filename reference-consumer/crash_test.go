@@ -318,7 +318,7 @@ func TestStoppedOwner(t *testing.T) {
 	s := newStage(t, testenv.Postgres(t), fake(t), "payments", 1)
 	s.publish(produce.Config{Count: 500, Accounts: 20, Seed: 3})
 	zombie := s.start(func(sp *spec) { sp.Point, sp.Nth, sp.Signal = "after_marker", 5, syscall.SIGSTOP })
-	wait(t, "it stands still", zombie.stopped)
+	testenv.Eventually(t, "it stands still", zombie.stopped)
 	next := s.start(nil)
 	began := time.Now()
 	s.all(15 * time.Second)

@@ -68,7 +68,7 @@ func TestTheWholeProgram(t *testing.T) {
 		exit <- execute(ctx, with("run", "--batch-size=50", "--log.format=json", "--web.telemetry-path=/m"), io.Discard, &log)
 	}()
 	address := ""
-	wait(t, "the address", func() bool {
+	testenv.Eventually(t, "the address", func() bool {
 		m := regexp.MustCompile(`"serving metrics","address":"([^"]+)"`).FindStringSubmatch(log.String())
 		if m != nil {
 			address = m[1]
@@ -84,11 +84,11 @@ func TestTheWholeProgram(t *testing.T) {
 		b, _ := io.ReadAll(resp.Body)
 		return resp.StatusCode, string(b)
 	}
-	wait(t, "readiness", func() bool { code, _ := get("/-/ready"); return code == 200 })
+	testenv.Eventually(t, "readiness", func() bool { code, _ := get("/-/ready"); return code == 200 })
 	// The faults overlap: poison may carry a reused id, and the id of an event
 	// left out may be reused.
 	applied := sound(t, brokers, events)
-	wait(t, "all events", func() bool {
+	testenv.Eventually(t, "all events", func() bool {
 		_, body := get("/m")
 		m := regexp.MustCompile(`events_handled_total\{.*outcome="processed".*\} (\d+)`).FindStringSubmatch(body)
 		return m != nil && m[1] == fmt.Sprint(applied)
@@ -192,7 +192,7 @@ func sound(t *testing.T, brokers string, n int) int {
 	}
 	defer client.Close()
 	ids := map[string]bool{}
-	wait(t, "the topic's records", func() bool {
+	testenv.Eventually(t, "the topic's records", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		client.PollFetches(ctx).EachRecord(func(r *kgo.Record) {
@@ -228,12 +228,12 @@ func TestRequeuedLetterIsApplied(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := s.start(nil)
-	wait(t, "the dead letter", func() bool { n, err := s.query("SELECT count(*) FROM dead_letters"); return err == nil && n == 1 })
+	testenv.Eventually(t, "the dead letter", func() bool { n, err := s.query("SELECT count(*) FROM dead_letters"); return err == nil && n == 1 })
 	if _, err := s.pool.Exec(t.Context(), "ALTER TABLE ledger_entries DROP CONSTRAINT closed"); err != nil {
 		t.Fatal(err)
 	}
 	ok(t, "deadletters", "requeue", "1", "--postgres.dsn="+s.dsn, "--kafka.brokers="+strings.Join(s.spec.Brokers, ","))
-	wait(t, "the entry", func() bool {
+	testenv.Eventually(t, "the entry", func() bool {
 		n, err := s.query("SELECT count(*) FROM ledger_entries WHERE event_id = 'evt-42'")
 		return err == nil && n == 1
 	})
@@ -244,14 +244,5 @@ func TestRequeuedLetterIsApplied(t *testing.T) {
 	p.stop()
 	if n, err := s.query("SELECT count(*) FROM ledger_entries"); err != nil || n != 1 {
 		t.Errorf("%d entries after it was sent twice, want 1 (%v)", n, err)
-	}
-}
-
-func wait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
 	}
 }

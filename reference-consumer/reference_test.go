@@ -57,7 +57,7 @@ func TestMetricsReference(t *testing.T) {
 	case err := <-ended:
 		t.Fatal(err)
 	}
-	wait(t, "an event that was handled", func() bool {
+	testenv.Eventually(t, "an event that was handled", func() bool {
 		families, err := r.Gather()
 		if err != nil {
 			t.Fatal(err)

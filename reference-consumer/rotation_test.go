@@ -75,7 +75,7 @@ func TestThePasswordRotates(t *testing.T) {
 	defer func() { _ = app.Close(context.Background()) }()
 	markers := func(want int) {
 		t.Helper()
-		wait(t, "the markers", func() bool {
+		testenv.Eventually(t, "the markers", func() bool {
 			var n int
 			err := app.QueryRow(ctx, "SELECT count(*) FROM processed_events").Scan(&n)
 			return err == nil && n == want

@@ -97,7 +97,7 @@ func running(t *testing.T, args ...string) (log *testenv.Log, address string, st
 	log = &testenv.Log{}
 	exit := make(chan int, 1)
 	go func() { exit <- execute(ctx, append([]string{"run"}, args...), io.Discard, log) }()
-	wait(t, "the address", func() bool {
+	testenv.Eventually(t, "the address", func() bool {
 		m := regexp.MustCompile(`"serving metrics","address":"([^"]+)"`).FindStringSubmatch(log.String())
 		if m != nil {
 			address = m[1]
@@ -157,7 +157,7 @@ func TestTraces(t *testing.T) {
 		t.Fatal(err)
 	}
 	log, address, stop := running(t, with...)
-	wait(t, "502 events", func() bool {
+	testenv.Eventually(t, "502 events", func() bool {
 		return strings.Contains(scrape(t, address), `events_handled_total{consumer_group="ledger-writer",outcome="processed",topic="payments"} 502`)
 	})
 	body := scrape(t, address)
@@ -261,7 +261,7 @@ func TestHungTraceEndpoint(t *testing.T) {
 		began := time.Now()
 		_, address, stop := running(t, with...)
 		last := ""
-		wait(t, "all", func() bool {
+		testenv.Eventually(t, "all", func() bool {
 			last = scrape(t, address)
 			m := regexp.MustCompile(`events_handled_total\{.*outcome="processed".*\} (\d+)`).FindStringSubmatch(last)
 			return m != nil && m[1] == "4000"

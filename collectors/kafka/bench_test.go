@@ -132,7 +132,7 @@ func BenchmarkMemory(b *testing.B) {
 		b.Run(granularity, func(b *testing.B) {
 			c := cluster(b, kfake.SeedTopics(20, names(200)...))
 			load(b, c, names(200), 20, 1000)
-			address := freeAddress(b)
+			address := testenv.FreeAddress(b)
 			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","), "--kafka.granularity="+granularity,
 				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=5s", "--poll.timeout=5s", "--log.level=error"), address)
 			awaitSeries(b, p, address, 1000)
@@ -170,7 +170,7 @@ func BenchmarkTenThousand(b *testing.B) {
 	count := c.counting()
 	for _, groups := range []int{n, 1000} {
 		b.Run(fmt.Sprintf("max-groups=%d", groups), func(b *testing.B) {
-			address := freeAddress(b)
+			address := testenv.FreeAddress(b)
 			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","), fmt.Sprint("--kafka.max-groups=", groups),
 				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=5s", "--poll.timeout=5s", "--log.level=error"), address)
 			awaitSeries(b, p, address, 3*groups)

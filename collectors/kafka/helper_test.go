@@ -6,15 +6,12 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"sort"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -133,42 +130,12 @@ func (b *bundle) next() {
 	b.poll()
 }
 
-// page is a scrape: samples by name{labels}, in Prometheus' notation with
-// sorted labels.
-type page map[string]float64
+// page is a scrape.
+type page testenv.Page
 
 func (b *bundle) scrape() page {
 	b.t.Helper()
-	families, err := b.reg.Gather()
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	out := page{}
-	for _, f := range families {
-		for _, m := range f.Metric {
-			v := m.GetGauge().GetValue()
-			if f.GetType() == dto.MetricType_COUNTER {
-				v = m.GetCounter().GetValue()
-			}
-			if math.IsNaN(v) { // it would poison every sum
-				b.t.Errorf("%s is NaN", f.GetName())
-			}
-			out[f.GetName()+labels(m)] = v
-		}
-	}
-	return out
-}
-
-func labels(m *dto.Metric) string {
-	var parts []string
-	for _, l := range m.Label {
-		parts = append(parts, l.GetName()+"="+strconv.Quote(l.GetValue()))
-	}
-	if len(parts) == 0 {
-		return ""
-	}
-	sort.Strings(parts)
-	return "{" + strings.Join(parts, ",") + "}"
+	return page(testenv.Gather(b.t, b.reg))
 }
 
 // lag is the notation of a per-partition metric of a group.

@@ -21,6 +21,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"oncewatch/collectors/kafka"
+	"oncewatch/deploy/testenv"
 )
 
 // plain is the collector that one writes first: it asks the cluster at every
@@ -141,16 +142,6 @@ func (p program) cpu(t testing.TB) time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond // USER_HZ is 100
 }
 
-func freeAddress(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
 // BenchmarkAgainstPlainCollector compares the exporter with a plain collector
 // in one run: 1,000 groups, 200 topics × 20 partitions, 3 brokers, one scrape
 // for each poll. Run it with -benchtime=1x.
@@ -193,14 +184,14 @@ func BenchmarkAgainstPlainCollector(b *testing.B) {
 	for b.Loop() {
 		report := map[string]figures{}
 		for _, granularity := range []string{kafka.ByPartition, kafka.ByTopic} {
-			address := freeAddress(b)
+			address := testenv.FreeAddress(b)
 			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+brokers, "--kafka.granularity="+granularity,
 				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval="+every.String(), "--poll.timeout="+every.String(), "--log.level=error"), address)
 			report[granularity] = measure(p)
 			_ = p.Process.Signal(syscall.SIGTERM)
 			_ = p.Wait()
 		}
-		address := freeAddress(b)
+		address := testenv.FreeAddress(b)
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), plainEnv+"="+address+" "+brokers)
 		p := startProgram(b, cmd, address)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"oncewatch/deploy/testenv"
+
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 )
@@ -44,7 +46,7 @@ func BenchmarkScrapes(b *testing.B) {
 		{"plain-openmetrics", "application/openmetrics-text;version=1.0.0", "identity"},
 	} {
 		b.Run(way.name, func(b *testing.B) {
-			address := freeAddress(b)
+			address := testenv.FreeAddress(b)
 			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","),
 				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=15s", "--poll.timeout=10s", "--log.level=error"), address)
 			pid := p.Process.Pid
@@ -113,7 +115,7 @@ func BenchmarkScrapes(b *testing.B) {
 		})
 	}
 	b.Run("slow-readers", func(b *testing.B) {
-		address := freeAddress(b)
+		address := testenv.FreeAddress(b)
 		p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","),
 			"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=15s", "--poll.timeout=10s", "--log.level=error"), address)
 		awaitSeries(b, p, address, 100_000)

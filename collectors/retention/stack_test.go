@@ -187,12 +187,7 @@ func (s *stack) offsets(listed kadm.ListedOffsets, err error) map[int32]int64 {
 // until waits for the broker to have done something.
 func (s *stack) until(what string, ok func() bool) {
 	s.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); {
-		if time.Now().After(deadline) {
-			s.Fatalf("not within a minute: %s", what)
-		}
-		time.Sleep(50 * time.Millisecond) // the broker's time, not ours
-	}
+	testenv.Eventually(s, what, ok)
 }
 
 // untilStart waits until every partition's log has lost its head up to offset.

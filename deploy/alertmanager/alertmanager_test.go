@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -66,16 +65,7 @@ func alertLabels(t *testing.T) map[string]map[string]string {
 }
 
 func TestConfigLoads(t *testing.T) {
-	t.Run("tools.mod", func(t *testing.T) {
-		amtool(t, testenv.Tool(t, "amtool", "check-config", config))
-	})
-	t.Run("0.25", func(t *testing.T) {
-		path, err := exec.LookPath("amtool")
-		if err != nil {
-			testenv.Missing(t, "amtool 0.25 (Debian package prometheus-alertmanager)", err)
-		}
-		amtool(t, exec.Command(path, "check-config", config))
-	})
+	amtool(t, testenv.Tool(t, "amtool", "check-config", config))
 }
 
 func amtool(t *testing.T, cmd *exec.Cmd) string {
@@ -191,14 +181,7 @@ func alertmanager(t *testing.T) string {
 	if err != nil {
 		testenv.Missing(t, "Alertmanager (Debian package prometheus-alertmanager)", err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := testenv.FreeAddress(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, path, "--config.file="+config, "--storage.path="+t.TempDir(),
 		"--web.listen-address="+address, "--cluster.listen-address=", "--log.level=warn")

@@ -1,18 +1,15 @@
 package matrix
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -38,67 +35,16 @@ scrape_configs:
 
 func startPrometheus(t *testing.T) *prometheus {
 	t.Helper()
-	dir := t.TempDir()
-	write := func(name string, text []byte) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, sub := range []string{"rules", "targets"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("prometheus.yml", fmt.Appendf(nil, prometheusConfig, minutes(1)))
-	write("rules/oncewatch.yml", rules(t))
+	files := map[string]string{"prometheus.yml": fmt.Sprintf(prometheusConfig, minutes(1)), "rules/oncewatch.yml": string(rules(t))}
 	for _, name := range others {
-		write("rules/"+name+".yml", comparison(t, name))
+		files["rules/"+name+".yml"] = string(comparison(t, name))
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	s := testenv.Prometheus(t, files, "--query.lookback-delta="+minutes(5).String())
+	targets := filepath.Join(s.Dir, "targets")
+	if err := os.Mkdir(targets, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().String()
-	_ = l.Close()
-	cmd := testenv.Tool(t, "prometheus",
-		"--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"),
-		"--web.listen-address="+address, "--log.level=warn",
-		"--query.lookback-delta="+minutes(5).String())
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		<-ended
-		if t.Failed() {
-			t.Logf("prometheus: %s", log.Bytes())
-		}
-	})
-	p := &prometheus{url: "http://" + address, targets: filepath.Join(dir, "targets")}
-	for deadline := time.Now().Add(time.Minute); ; {
-		resp, err := http.Get(p.url + "/-/ready")
-		if err == nil {
-			_ = resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return p
-			}
-		}
-		select {
-		case err := <-ended:
-			ended <- err
-			t.Fatalf("prometheus ended: %v: %s", err, log.Bytes())
-		case <-time.After(50 * time.Millisecond):
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("prometheus is not ready: %v: %s", err, log.Bytes())
-		}
-	}
+	return &prometheus{url: s.URL, targets: targets}
 }
 
 // watch scrapes the targets, by job, as a cluster of the name.

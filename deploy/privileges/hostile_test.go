@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -29,16 +28,6 @@ import (
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
 )
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
 
 // hostile are names that want to break out of a label, a page or a terminal.
 var hostile = []string{
@@ -127,7 +116,7 @@ func TestHostileNames(t *testing.T) {
 	}
 	defer http.DefaultClient.CloseIdleConnections()
 	var page string
-	until(t, "counts and lag", func() bool {
+	testenv.Eventually(t, "counts and lag", func() bool {
 		page = get("/metrics")
 		return strings.Contains(page, "\nprocessed_events_row_count{") && strings.Contains(page, "\nconsumer_lag{")
 	})

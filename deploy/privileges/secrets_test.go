@@ -12,7 +12,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
 	"golang.org/x/crypto/bcrypt"
@@ -124,7 +123,7 @@ func TestNoSecretIsTold(t *testing.T) {
 				cmd.Dir = t.TempDir()
 				cmd.Stdout, cmd.Stderr = log, log
 				if level == "error" { // the address is not logged then
-					cmd.Args[2] = "--web.listen-address=" + freeAddress(t)
+					cmd.Args[2] = "--web.listen-address=" + testenv.FreeAddress(t)
 				}
 				if err := cmd.Start(); err != nil {
 					t.Fatal(err)
@@ -144,14 +143,14 @@ func TestNoSecretIsTold(t *testing.T) {
 					body, _ := io.ReadAll(resp.Body)
 					return fmt.Sprint(resp.Status, resp.Header, string(body))
 				}
-				until(t, "two polls", func() bool {
+				testenv.Eventually(t, "two polls", func() bool {
 					if m := regexp.MustCompile(`"Listening on","address":"([^"]+)"`).FindStringSubmatch(log.String()); m != nil {
 						url = "http://" + m[1]
 					}
 					return strings.Count(get("/metrics"), "oncewatch_collector_duration_seconds{") >= 5
 				})
 				if level == "debug" {
-					until(t, "the log to say "+c.failing, func() bool {
+					testenv.Eventually(t, "the log to say "+c.failing, func() bool {
 						return strings.Contains(log.String(), c.failing) || strings.Contains(strings.ReplaceAll(log.String(), `"collector":"groups"`, "collector=groups"), c.failing)
 					})
 				}
@@ -220,14 +219,5 @@ func TestRefusalsTellNoSecret(t *testing.T) {
 			}
 			tells(t, "the refusal", string(out))
 		})
-	}
-}
-
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !ok(); time.Sleep(30 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
 	}
 }

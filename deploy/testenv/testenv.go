@@ -140,32 +140,17 @@ func PostgresServer(t testing.TB, o pgserver.Options) *pgserver.Server {
 	return s
 }
 
-// Tool returns the command for a program of tools.mod, such as promtool or
-// prometheus. The first call builds it, which takes minutes once.
+// Tool returns the command for one of Prometheus' programs (prometheus,
+// promtool, amtool): the machine's own where it has one of the version that the
+// project supports or newer, else one built from tools.mod, which takes minutes
+// once. TOOLS=newest in the environment builds it in any case.
 func Tool(t testing.TB, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	path, err := toolPath(name)
+	path, err := tools.path(name)
 	if err != nil {
 		Missing(t, name, err)
 	}
 	return exec.Command(path, args...)
-}
-
-// toolPath builds the tool if needed and asks where it lies, so that a test
-// runs (and kills) the program itself and not the go command in front of it.
-func toolPath(name string) (string, error) {
-	cmd := exec.Command("go", "tool", "-modfile="+filepath.Join(Root(), "tools.mod"), "-n", name)
-	cmd.Dir = Root()
-	// remove_all_sd leaves out Prometheus' service discoveries, whose cloud
-	// SDKs take most of the build.
-	cmd.Env = append(os.Environ(), "GOFLAGS=-tags=remove_all_sd", "GOWORK=off")
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("go tool %s: %w: %s", name, err, strings.TrimSpace(stderr.String()))
-	}
-	return strings.TrimSpace(string(out)), nil
 }
 
 // Root is the repository's root.

@@ -152,11 +152,7 @@ func (b *bundle) relay(change func(*outbox.Config)) (stop func()) {
 
 func (b *bundle) eventually(what string, ok func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(90 * time.Second); !ok(); time.Sleep(3 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.t.Fatalf("not within 90 s: %s", what)
-		}
-	}
+	testenv.Eventually(b.t, what, ok)
 }
 
 func TestDeliversOnceInOrderOfTheKey(t *testing.T) {

@@ -96,11 +96,7 @@ func (b *bundle) run(change func(*payments.Config)) (stop func()) {
 
 func (b *bundle) eventually(what string, ok func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.t.Fatalf("not within 30 s: %s", what)
-		}
-	}
+	testenv.Eventually(b.t, what, ok)
 }
 
 // Both forms of the effect write the same ledger, poison apart.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -170,17 +169,9 @@ func (m *member) end() error {
 	return m.err
 }
 
-// eventually waits for a condition; what says what was waited for. The limit
-// is for a machine that is very busy.
 func (b *bundle) eventually(what string, ok func() bool) {
 	b.t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for !ok() {
-		if time.Now().After(deadline) {
-			b.t.Fatalf("not within a minute: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+	testenv.Eventually(b.t, what, ok)
 }
 
 func (b *bundle) count(sql string, args ...any) int {
@@ -220,43 +211,8 @@ func (b *bundle) committed(partition int32) int64 {
 
 // metric sums a family's samples whose labels match.
 func (m *member) metric(name string, labels ...string) (sum float64, samples int) {
-	families, err := m.reg.Gather()
-	if err != nil {
-		m.b.t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() != name {
-			continue
-		}
-		for _, x := range f.GetMetric() {
-			if !matches(x, labels) {
-				continue
-			}
-			samples++
-			switch {
-			case x.Counter != nil:
-				sum += x.Counter.GetValue()
-			case x.Gauge != nil:
-				sum += x.Gauge.GetValue()
-			case x.Histogram != nil:
-				sum += float64(x.Histogram.GetSampleCount())
-			}
-		}
-	}
-	return sum, samples
-}
-
-func matches(m *dto.Metric, labels []string) bool {
-	for i := 0; i < len(labels); i += 2 {
-		found := false
-		for _, l := range m.GetLabel() {
-			found = found || l.GetName() == labels[i] && l.GetValue() == labels[i+1]
-		}
-		if !found {
-			return false
-		}
-	}
-	return true
+	m.b.t.Helper()
+	return testenv.Gather(m.b.t, m.reg).Sum(name, labels...)
 }
 
 func (m *member) want(value float64, name string, labels ...string) {
