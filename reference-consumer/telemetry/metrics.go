@@ -47,7 +47,7 @@ func NewConsumer(reg prometheus.Registerer, group string, start time.Time) *Cons
 			NativeHistogramMaxBucketNumber: 100, NativeHistogramMinResetDuration: time.Hour,
 		}, []string{"topic"}),
 		retries:      counter("event_retries_total", "Failed attempts that were repeated. Absent until a partition of the topic is assigned.", "topic"),
-		deadLettered: counter("events_dead_lettered_total", "Events put into the dead-letter table, by reason.", "topic", "reason"),
+		deadLettered: counter("events_dead_lettered_total", "Events put into the dead-letter table, by reason. Absent until a partition of the topic is assigned.", "topic", "reason"),
 		lost:         counter("events_lost_total", "Events known to be lost: gaps in a producer's sequence, and records deleted by the broker before they were handled.", "topic", "partition"),
 		waived:       gauge("consumer_assertion_waived", "1 for each startup assertion waived by --allow. Absent for the others.", "assertion"),
 		holds:        gauge("consumer_assertion_holds", "Whether a startup assertion held when it was last checked.", "assertion"),

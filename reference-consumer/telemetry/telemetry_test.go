@@ -27,14 +27,14 @@ consumer_rebalances_total{consumer_group="g"} 0
 # HELP consumer_start_time_seconds Unix time at which consuming began.
 # TYPE consumer_start_time_seconds gauge
 consumer_start_time_seconds{consumer_group="g"} 1.7e+09
-# HELP event_retries_total Failed attempts that were repeated.
+# HELP event_retries_total Failed attempts that were repeated. Absent until a partition of the topic is assigned.
 # TYPE event_retries_total counter
 event_retries_total{consumer_group="g",topic="payments"} 0
 # HELP events_duplicate_origin_total Duplicates by where they came from: redelivered from the marker's own offset, or published again at another.
 # TYPE events_duplicate_origin_total counter
 events_duplicate_origin_total{consumer_group="g",origin="other_offset",topic="payments"} 0
 events_duplicate_origin_total{consumer_group="g",origin="same_offset",topic="payments"} 0
-# HELP events_handled_total Events handled, by outcome: processed or duplicate.
+# HELP events_handled_total Events handled, by outcome: processed or duplicate. Absent until a partition of the topic is assigned.
 # TYPE events_handled_total counter
 events_handled_total{consumer_group="g",outcome="duplicate",topic="payments"} 0
 events_handled_total{consumer_group="g",outcome="processed",topic="payments"} 0
