@@ -51,7 +51,7 @@ type mark struct {
 const stretch = 32 << 10
 
 // block is how much is encoded, or unpacked, at once while it is sent.
-const block = 64 << 10
+const block = 16 << 10
 
 // marked carries through the registry's sorting that a sample ages: its
 // timestamp, which the exporter never sends, is set.

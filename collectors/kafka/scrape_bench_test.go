@@ -48,7 +48,7 @@ func BenchmarkScrapes(b *testing.B) {
 		b.Run(way.name, func(b *testing.B) {
 			address := testenv.FreeAddress(b)
 			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","),
-				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=15s", "--poll.timeout=10s", "--log.level=error"), address)
+				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--web.enable-pprof", "--poll.interval=15s", "--poll.timeout=10s", "--log.level=error"), address)
 			pid := p.Process.Pid
 			awaitSeries(b, p, address, 100_000)
 			before := residentMB(b, pid)
@@ -117,7 +117,7 @@ func BenchmarkScrapes(b *testing.B) {
 	b.Run("slow-readers", func(b *testing.B) {
 		address := testenv.FreeAddress(b)
 		p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","),
-			"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=15s", "--poll.timeout=10s", "--log.level=error"), address)
+			"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--web.enable-pprof", "--poll.interval=15s", "--poll.timeout=10s", "--log.level=error"), address)
 		awaitSeries(b, p, address, 100_000)
 		for range 20 {
 			fetch(b, p.url)

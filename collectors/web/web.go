@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"os"
 	"path"
 	"strings"
@@ -25,6 +26,7 @@ type Config struct {
 	ListenAddress []string `name:"listen-address" default:":10077" help:"Addresses on which to expose metrics and the page."`
 	ConfigFile    string   `name:"config.file" help:"Configuration file for TLS and basic authentication (exporter-toolkit's format)." type:"path"`
 	TelemetryPath string   `name:"telemetry-path" default:"/metrics" help:"Path under which to expose metrics."`
+	EnablePprof   bool     `name:"enable-pprof" help:"Serve the program's own profiles under /debug/pprof/, as protected as the metrics."`
 }
 
 // metricsPath is the default of web.telemetry-path.
@@ -36,6 +38,11 @@ func Handler(c Config, metrics, page http.Handler) http.Handler {
 	mux.Handle("GET "+cmp.Or(c.TelemetryPath, metricsPath), metrics)
 	if page != nil {
 		mux.Handle("GET /{$}", page)
+	}
+	if c.EnablePprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	return mux
 }

@@ -240,3 +240,17 @@ func TestBasicAuth(t *testing.T) {
 		}
 	}
 }
+
+// Profiles are served only where they were asked for.
+func TestPprofIsOffByDefault(t *testing.T) {
+	for enabled, want := range map[bool]int{false: http.StatusNotFound, true: http.StatusOK} {
+		h := web.Handler(web.Config{EnablePprof: enabled}, http.NotFoundHandler(), nil)
+		for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap"} {
+			rec := httptest.NewRecorder()
+			h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, nil))
+			if rec.Code != want {
+				t.Errorf("%v, %s: %d, want %d", enabled, path, rec.Code, want)
+			}
+		}
+	}
+}
