@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
@@ -46,12 +48,51 @@ const group = "ledger-writer"
 
 func fake(t *testing.T) []string {
 	t.Helper()
+	return fakeCluster(t).ListenAddrs()
+}
+
+func fakeCluster(t *testing.T) *kfake.Cluster {
+	t.Helper()
 	k, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.GroupMinSessionTimeout(100*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.Close)
-	return k.ListenAddrs()
+	return k
+}
+
+// heartbeats watches which members of the group have sent one, by generation.
+type heartbeats struct {
+	mu      sync.Mutex
+	members map[int32]map[string]bool
+}
+
+func watchHeartbeats(k *kfake.Cluster) *heartbeats {
+	h := &heartbeats{members: map[int32]map[string]bool{}}
+	k.ControlKey(int16(kmsg.Heartbeat), func(r kmsg.Request) (kmsg.Response, error, bool) {
+		k.KeepControl()
+		beat := r.(*kmsg.HeartbeatRequest)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.members[beat.Generation] == nil {
+			h.members[beat.Generation] = map[string]bool{}
+		}
+		h.members[beat.Generation][beat.MemberID] = true
+		return nil, nil, false
+	})
+	return h
+}
+
+// settled says whether n members have sent a heartbeat in the newest
+// generation, which nobody has left.
+func (h *heartbeats) settled(n int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	newest := int32(-1)
+	for generation := range h.members {
+		newest = max(newest, generation)
+	}
+	return len(h.members[newest]) == n
 }
 
 func newStage(t *testing.T, dsn string, brokers []string, topic string, partitions int32) *stage {
@@ -365,7 +406,9 @@ func TestDatabaseCrash(t *testing.T) {
 // Any number of members, some coming and going, some by SIGKILL.
 func TestScaleOut(t *testing.T) {
 	t.Parallel()
-	s := newStage(t, testenv.Postgres(t), fake(t), "payments", 8)
+	k := fakeCluster(t)
+	group := watchHeartbeats(k)
+	s := newStage(t, testenv.Postgres(t), k.ListenAddrs(), "payments", 8)
 	for round, members := range []int{1, 2, 4} {
 		s.publish(produce.Config{Count: 1500, Duplicates: 0.01, Accounts: 50, Seed: uint64(20 + round)})
 		before, err := s.query(handledSQL)
@@ -380,6 +423,9 @@ func TestScaleOut(t *testing.T) {
 			if err := s.handled(before+300, 30*time.Second); err != nil {
 				t.Fatal(err)
 			}
+			// kfake watches over a member from its first heartbeat on: one that
+			// is killed before would stay in the group for ever.
+			testenv.Eventually(t, "a heartbeat of every member", func() bool { return group.settled(members) })
 			running[0].signal(syscall.SIGKILL)
 			running = append(running[1:], s.start(nil))
 			if err := s.handled(before+700, 30*time.Second); err != nil {
