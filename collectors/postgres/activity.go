@@ -197,7 +197,7 @@ func (l *ledger) countEnded(ctx context.Context, q *recounter) (*openTransaction
 	for _, w := range mergeWindows(over, l.width) {
 		if w.lo == hidden {
 			// It was open before we first looked: nobody can say since when.
-			l.scrub.hurry()
+			l.suspects.doubt(cells.MinTime, cells.MaxTime, ReasonUnexplained, false, false)
 			continue
 		}
 		if q.spent() {

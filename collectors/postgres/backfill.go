@@ -126,7 +126,9 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	if f.initial {
 		l.book.Replace(f.next, hi, counted)
 	} else {
+		l.untold = l.compares
 		l.apply(r, f.next, hi, counted)
+		l.untold = false
 	}
 	f.next = hi
 	if f.ahead() {
@@ -174,7 +176,7 @@ func (l *ledger) skipDead(ctx context.Context) error {
 		}
 	}
 	f.next, f.from = next, next
-	l.scrub.hurry()
+	l.suspects.doubt(cells.MinTime, next, ReasonUnexplained, false, false)
 	return nil
 }
 

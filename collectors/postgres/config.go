@@ -29,10 +29,11 @@ type Config struct {
 	GroupRetention map[string]time.Duration `name:"group-retention" help:"The same for single consumer groups: GROUP=8d;GROUP=10d."`
 	RowLimit       int64                    `name:"row-limit" help:"Markers that a consumer group may reach; exported for an alert that predicts it."`
 
-	TimeZone  string        `name:"time-zone" help:"Zone of a processed_at column without time zone. Default: the database's TimeZone setting."`
-	TimeUnit  string        `name:"time-unit" placeholder:"UNIT" help:"Unit of a processed_at column that is a bigint counted from 1970: s, ms or us. Default: the column is a timestamp."`
-	TimeAhead time.Duration `name:"time-ahead" help:"How far the processed_at column lies ahead of the processing, where it says until when the marker is kept (Wolverine's keep_until)."`
-	MaxCells  int           `name:"max-cells" default:"1000000" help:"Bound of the ledger's memory, in cells of about 80 bytes; beyond it cells of a minute become coarser."`
+	TimeZone   string        `name:"time-zone" help:"Zone of a processed_at column without time zone. Default: the database's TimeZone setting."`
+	TimeUnit   string        `name:"time-unit" placeholder:"UNIT" help:"Unit of a processed_at column that is a bigint counted from 1970: s, ms or us. Default: the column is a timestamp."`
+	TimeAhead  time.Duration `name:"time-ahead" help:"How far the processed_at column lies ahead of the processing, where it says until when the marker is kept (Wolverine's keep_until)."`
+	ScrubRound time.Duration `name:"scrub-round" default:"24h" help:"How long the ledger may take to verify every marker it has counted, beside what it follows at each poll."`
+	MaxCells   int           `name:"max-cells" default:"1000000" help:"Bound of the ledger's memory, in cells of about 80 bytes; beyond it cells of a minute become coarser."`
 }
 
 // Columns names the columns of the marker table. Only the time is needed: a
@@ -116,6 +117,9 @@ func (c Config) Validate() error {
 	}
 	if c.RowLimit < 0 {
 		bad("row-limit", "%d is negative; leave it out for no limit", c.RowLimit)
+	}
+	if c.ScrubRound != 0 && c.ScrubRound < time.Minute {
+		bad("scrub-round", "%s is too short; use for example 24h", c.ScrubRound)
 	}
 	if c.MaxCells < 0 {
 		bad("max-cells", "%d is negative; the default is 1000000", c.MaxCells)

@@ -125,13 +125,27 @@ func (c *counter) bin(width int64) string {
 // count counts a range in buckets of the given width. The range's ends must be
 // borders of such buckets (or no bound).
 func (c *counter) count(ctx context.Context, conn *pgx.Conn, lo, hi, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
-	sql := fmt.Sprintf(countSQL, c.raw(c.bin(width)), c.key, c.sums, c.from, c.within(lo, hi), c.bin(width), c.by)
+	return c.countWhere(ctx, conn, c.within(lo, hi), width, intern)
+}
+
+func (c *counter) countWhere(ctx context.Context, conn *pgx.Conn, where string, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
+	sql := fmt.Sprintf(countSQL, c.raw(c.bin(width)), c.key, c.sums, c.from, where, c.bin(width), c.by)
 	rows, err := conn.Query(ctx, sql)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
 	return collect(rows, width, intern)
+}
+
+// countRanges counts several ranges, whose ends are borders of such buckets, in
+// one statement.
+func (c *counter) countRanges(ctx context.Context, conn *pgx.Conn, ranges []window, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
+	conds := make([]string, len(ranges))
+	for i, w := range ranges {
+		conds[i] = "(" + c.within(w.lo, w.hi) + ")"
+	}
+	return c.countWhere(ctx, conn, strings.Join(conds, " OR "), width, intern)
 }
 
 // collect reads a count's rows. It returns buckets only when it has seen all

@@ -1,52 +1,172 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
 	"oncewatch/collectors/postgres/cells"
 )
 
-// countEdge follows the pruner: it finds the oldest row from the last known
-// one upward, drops the buckets before it, and counts upward until enough rows
-// stand unchanged. What one snapshot has no time for, the next goes on with.
-func (l *ledger) countEdge(ctx context.Context, q *recounter) error {
+// Every consumer group and topic has an old end of its own, where a pruner
+// takes its markers by a retention of its own. countEdges counts there again,
+// upward until enough rows stand unchanged. What one snapshot has no time for,
+// the next goes on with.
+func (l *ledger) countEdges(ctx context.Context, q *recounter) error {
 	top := q.tailLo
 	if l.backfill.active {
 		top = min(top, l.backfill.next)
 	}
-	start, err := l.dropPruned(ctx, q, top)
+	lowest, err := l.dropPruned(ctx, q, top)
 	if err != nil {
 		return err
 	}
-	unchanged, resume := int64(0), l.edgeFrom
-	l.edgeFrom = 0
-	for want := l.t.edgeRows; start < top; {
-		if unchanged >= l.t.edgeRows {
-			if resume <= start {
-				return nil
-			}
-			start, resume, unchanged, want = resume, 0, 0, l.t.edgeRows
+	edges := l.edges(lowest, top)
+	// Many edges take turns; the tally of the server tells whether those that
+	// wait have lost anything.
+	l.edgesLeft = nil
+	var rows int64
+	for i, e := range edges {
+		if rows += l.book.Rows(e.lo, e.hi); rows > l.t.edgeBudget && i > 0 {
+			edges, l.edgesLeft = edges[:i], edges[i:]
+			break
 		}
-		end, rows := l.book.Reach(start, top, want)
+	}
+	return l.followEdges(ctx, q, edges, top)
+}
+
+// edges are the old ends of all series, and what the last poll had no time
+// for.
+func (l *ledger) edges(lowest, top int64) []window {
+	edges := l.oldEnds(top)
+	for _, w := range l.edgesDue {
+		lo, _ := l.book.Span(max(w.lo, lowest), max(w.lo, lowest)+1)
+		_, hi := l.book.Span(w.hi-1, w.hi)
+		if hi = min(hi, top); lo < hi {
+			edges = append(edges, window{lo, hi})
+		}
+	}
+	edges = joinWindows(edges)
+	l.edgesDue = nil
+	// Take turns.
+	if i := slices.IndexFunc(edges, func(e window) bool { return e.lo >= l.edgeTurn }); i > 0 && l.edgeTurn != 0 {
+		edges = append(slices.Clone(edges[i:]), edges[:i]...)
+	}
+	l.edgeTurn = 0
+	return edges
+}
+
+// joinWindows sorts windows and joins those that meet.
+func joinWindows(ws []window) []window {
+	slices.SortFunc(ws, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })
+	var joined []window
+	for _, w := range ws {
+		if n := len(joined); n > 0 && w.lo <= joined[n-1].hi {
+			joined[n-1].hi = max(joined[n-1].hi, w.hi)
+			continue
+		}
+		joined = append(joined, w)
+	}
+	return joined
+}
+
+// oldEnds are where each series begins, with so many rows as to be sure.
+func (l *ledger) oldEnds(top int64) []window {
+	seen := make([]bool, len(l.series.All))
+	var starts []int64
+	for _, b := range l.book.Between(cells.MinTime, top) {
+		if cells.Infinite(b.Lo) {
+			continue
+		}
+		first := false
+		for i := range b.Cells {
+			if s := b.Cells[i].Series; !seen[s] {
+				seen[s], first = true, true
+			}
+		}
+		if first {
+			starts = append(starts, b.Lo)
+		}
+	}
+	if len(starts) == 0 {
+		return nil
+	}
+	each := max(l.t.edgeRows/int64(len(starts)), min(l.t.edgeRows, 100))
+	var edges []window
+	for _, lo := range starts {
+		want := each
+		if len(edges) == 0 {
+			want = max(each, l.t.edgeRows/2) // of most tables the only one
+		}
+		hi, _ := l.book.Reach(lo, top, want)
+		edges = append(edges, window{lo, hi})
+	}
+	return edges
+}
+
+// maxRanges is how many ranges one statement counts.
+const maxRanges = 50
+
+// followEdges counts ranges again, and above each that has changed on, until
+// enough rows stand unchanged.
+func (l *ledger) followEdges(ctx context.Context, q *recounter, edges []window, top int64) error {
+	want := l.t.edgeRows
+	for len(edges) > 0 {
 		if q.spent() {
-			l.edgeFrom = max(start, resume)
+			l.edgesDue = append(l.edgesDue, edges...)
 			q.reading.reasons[ReasonCatchingUp] = true
 			return nil
 		}
-		start, _ = l.book.Span(start, end)
-		changes, err := q.replace(ctx, start, end, l.fine)
+		n, rows := 0, int64(0)
+		for n < len(edges) && n < maxRanges && (n == 0 || rows < probeRows) {
+			rows += l.book.Rows(edges[n].lo, edges[n].hi)
+			n++
+		}
+		now := slices.Clone(edges[:n])
+		slices.SortFunc(now, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })
+		counted, err := q.count.countRanges(ctx, q.conn, now, l.fine, q.series.Intern)
 		if err != nil {
 			return err
 		}
-		if len(changes) == 0 {
-			unchanged += rows
-		} else {
-			unchanged, want = 0, min(want*2, probeRows)
+		edges = edges[n:]
+		var again []window
+		for _, w := range now {
+			i := slices.IndexFunc(counted, func(b *cells.Bucket) bool { return b.Lo >= w.hi })
+			if i < 0 {
+				i = len(counted)
+			}
+			changes := l.apply(q.reading, w.lo, w.hi, counted[:i])
+			counted = counted[i:]
+			q.rows += l.book.Rows(w.lo, w.hi)
+			if len(changes) > 0 && w.hi < top {
+				end, _ := l.book.Reach(w.hi, top, want)
+				again = append(again, window{w.hi, end})
+			}
 		}
-		start = end
+		if len(again) > 0 {
+			want = min(want*2, probeRows)
+		}
+		edges = append(joinWindows(again), edges...)
 	}
 	return nil
+}
+
+// followRest counts the edges that had to wait, where the server tells of
+// deletions that were not found at the others.
+func (l *ledger) followRest(ctx context.Context, q *recounter) error {
+	if len(l.edgesLeft) == 0 {
+		return nil
+	}
+	top := q.tailLo
+	if l.backfill.active {
+		top = min(top, l.backfill.next)
+	}
+	left := l.edgesLeft
+	l.edgeTurn, l.edgesLeft = left[0].lo, nil
+	if q.reading.session.Standby || l.tally.explained() {
+		return nil
+	}
+	return l.followEdges(ctx, q, left, top)
 }
 
 // probeRows is how many rows a search for the oldest may pass: so many, where
@@ -100,7 +220,19 @@ func (l *ledger) observe(r *reading) {
 	if r.compares {
 		return // nobody saw when it was pruned
 	}
-	l.series.Prune(&l.book, r.changes, r.inside.clock)
+	l.series.Prune(l.whole(), r.changes, r.inside.clock)
+}
+
+// whole is all cells; those counted page by page have no time.
+func (l *ledger) whole() *cells.Book {
+	if l.table.TimeIndex != "" {
+		return &l.book
+	}
+	b := &cells.Book{}
+	for _, pass := range l.pages.leaves {
+		b.Buckets = append(b.Buckets, &cells.Bucket{Cells: pass.cells})
+	}
+	return b
 }
 
 // each calls f for every cell with the start of its bucket, oldest first.

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -27,8 +28,12 @@ type tuning struct {
 	// edgeRows is how many rows must stand unchanged above the last loss for
 	// the pruned edge to end.
 	edgeRows int64
-	// scrubRows is how many rows a poll verifies.
-	scrubRows int64
+	// edgeBudget is how many rows of edges a poll counts without need.
+	edgeBudget int64
+	// scrubRows is how many rows a poll verifies, edges included; more where a
+	// round would take longer than scrubRound.
+	scrubRows  int64
+	scrubRound time.Duration
 	// future is how far ahead of the clock the tail always reaches; it is open
 	// as long as no more than futureRows lie beyond.
 	future, futureRows int64
@@ -40,9 +45,13 @@ type tuning struct {
 	// much of a poll's time the backfill may use.
 	chunk time.Duration
 	share float64
-	// settle is how long after the backfill the server's tally may still grow
-	// by what was counted then.
-	settle time.Duration
+	// inlineRows is how many suspect rows are counted again at once, and hurry
+	// how much of a poll's time may be used for more.
+	inlineRows int64
+	hurry      float64
+	// costly is the number of rows from which a false suspicion costs more
+	// than a small miss.
+	costly int64
 	// duty is how much of the time the fallback without an index may read.
 	duty float64
 }
@@ -51,13 +60,13 @@ func defaultTuning() tuning {
 	return tuning{
 		fine: 5 * cells.Second, coarse: cells.Minute,
 		slack: 5 * cells.Second, standbySlack: 2 * cells.Minute,
-		edgeRows: 1000, scrubRows: 20_000,
+		edgeRows: 1000, edgeBudget: 20_000, scrubRows: 20_000,
 		future: 5 * cells.Minute, futureRows: 20_000,
 		gap:    10 * cells.Minute,
 		budget: snapshotBudget,
 		chunk:  200 * time.Millisecond, share: 0.6,
-		settle: 15 * time.Second,
-		duty:   0.01,
+		inlineRows: 50_000, hurry: 0.3, costly: 1_000_000,
+		duty: 0.01,
 	}
 }
 
@@ -72,8 +81,9 @@ type ledger struct {
 	table  *Table // nil before the first poll that found it
 	count  *counter
 	ident  identity
-	// server is when the server was started.
-	server string
+	server serverIdentity
+	// files are the tables that hold the rows; nil before the first poll.
+	files map[int64]leafFile
 
 	book   cells.Book
 	series cells.SeriesTable
@@ -93,8 +103,12 @@ type ledger struct {
 	farFrom int64
 	// tailTooLong says that the last tail was too much for one statement.
 	tailTooLong bool
-	// edgeFrom is where the pruned edge was left unfinished, 0 where it was not.
-	edgeFrom int64
+	// edgesDue are edges that were left unfinished, and edgesLeft those that
+	// this poll leaves for the next, which begins at edgeTurn.
+	edgesDue, edgesLeft []window
+	edgeTurn            int64
+	// tailOpen says that the last tail had no end.
+	tailOpen bool
 	// fine is the width of buckets above hotFrom and at the pruned edge, and
 	// width that of the others, a multiple of it.
 	fine, width int64
@@ -102,12 +116,16 @@ type ledger struct {
 	// kept is what another ledger knew, until the first poll; refused is told
 	// why it is of no use. compares says that the first count is compared with
 	// it.
-	kept     *cells.Kept
+	kept *cells.Kept
+	// untold says that what is found now came or went before the tally began.
+	untold   bool
 	refused  func(reason string)
 	compares bool
 
 	backfill backfill
 	scrub    scrub
+	suspects suspects
+	untimed  untimed
 	tally    tally
 	pages    pages
 
@@ -136,6 +154,7 @@ func (id identity) String() string {
 }
 
 func newLedger(s *Store, t tuning) *ledger {
+	t.scrubRound = cmp.Or(t.scrubRound, s.cfg.ScrubRound)
 	l := &ledger{store: s, t: t, series: cells.NewSeriesTable()}
 	l.reset()
 	return l
@@ -146,7 +165,8 @@ func (l *ledger) reset() {
 	l.book = cells.Book{}
 	l.open = &openTransactions{slack: l.t.slack}
 	l.clock, l.tailFrom, l.hotFrom, l.fine, l.width = 0, 0, 0, l.t.fine, l.t.coarse
-	l.tailTooLong, l.edgeFrom, l.compares = false, 0, false
+	l.tailTooLong, l.compares, l.edgesDue, l.edgeTurn = false, false, nil, 0
+	l.suspects, l.files, l.untimed = suspects{}, nil, untimed{}
 	l.backfill = backfill{}
 	l.scrub = scrub{corrections: l.scrub.corrections}
 	l.tally = tally{}
@@ -163,6 +183,9 @@ type reading struct {
 	inside  *activity // read inside it
 	read    time.Time // when inside was read, by our clock
 	stats   []leafStats
+
+	// fresh says that the tally begins with this poll.
+	fresh bool
 
 	problems []poll.Problem
 	reasons  map[Reason]bool
@@ -196,12 +219,16 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 	}
 	l.meet(r.session, c)
 	r.compares = l.compares
+	l.meetServer(r)
 	if l.table.TimeIndex == "" {
 		err = l.pollPages(ctx, r)
 	} else {
 		err = l.pollRanges(ctx, r)
 	}
 	l.observe(r)
+	if err == nil {
+		l.countUntimed(ctx, r)
+	}
 	if err != nil {
 		l.schema = discovery{}
 		return nil, explain("table "+l.table.String(), err)
@@ -228,12 +255,7 @@ func (l *ledger) meet(in *session, c *counter) {
 		l.store.log.Warn("no valid index leads with the time: the markers are counted page by page, now and then",
 			"table", t.String(), "remedy", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s)", t.sql(), c.at))
 	}
-	if l.clock != 0 && l.server != in.Started {
-		// Restarted, or another server took over, which may lack the last
-		// that this one had committed.
-		l.open.owed = append(l.open.owed, window{l.tailFrom - failover, l.tailFrom})
-	}
-	l.table, l.count, l.ident, l.server = t, c, id, in.Started
+	l.table, l.count, l.ident = t, c, id
 	l.restore()
 	l.open.reach = 0
 	if !transactionTime(t.Column(t.Has.ProcessedAt)) {
@@ -247,6 +269,7 @@ func (l *ledger) meet(in *session, c *counter) {
 // the next counts all of it again.
 func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 	var next *openTransactions
+	l.meetTables(r)
 	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) (err error) {
 		// The first statement takes the snapshot.
 		began := time.Now()
@@ -261,10 +284,25 @@ func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 		if next, err = l.countEnded(ctx, q); err != nil {
 			return err
 		}
-		if err := l.countEdge(ctx, q); err != nil {
+		if err := l.countEdges(ctx, q); err != nil {
 			return err
 		}
-		l.suspect(r)
+		// The tally is read in the snapshot: what came after it, the next poll
+		// sees.
+		inside, err := readStats(ctx, conn, r.session)
+		if err != nil {
+			return err
+		}
+		if err := l.followRest(ctx, q); err != nil {
+			return err
+		}
+		l.suspect(r, inside)
+		if err := l.recheckNow(ctx, q); err != nil {
+			return err
+		}
+		if conn.PgConn().TxStatus() != 'T' {
+			return nil
+		}
 		if err := l.verify(ctx, q); err != nil {
 			return err
 		}
@@ -278,5 +316,6 @@ func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 	}
 	l.open = next
 	l.advance(r)
+	l.recheck(ctx, r)
 	return l.fill(ctx, r)
 }

@@ -49,14 +49,6 @@ func (p *pages) complete() bool {
 	return p.leaves != nil
 }
 
-func (p *pages) totals(series int) []cells.Total {
-	var b cells.Book
-	for _, pass := range p.leaves {
-		b.Buckets = append(b.Buckets, &cells.Bucket{Cells: pass.cells})
-	}
-	return b.Totals(series)
-}
-
 // pollPages goes on with a round where one is due.
 func (l *ledger) pollPages(ctx context.Context, r *reading) error {
 	r.inside, r.read = r.before, l.store.now()
@@ -101,8 +93,8 @@ func (l *ledger) pollPages(ctx context.Context, r *reading) error {
 		}
 	}
 	if !p.begun.IsZero() {
-		l.scrub.since = p.begun
-		p.next = time.Now().Add(time.Duration(float64(p.spent) / l.t.duty))
+		l.scrub.since, l.scrub.round = p.begun, time.Duration(float64(p.spent)/l.t.duty)
+		p.next = time.Now().Add(l.scrub.round)
 		p.begun = time.Time{}
 	}
 	return nil

@@ -17,6 +17,7 @@ type recounter struct {
 	began   time.Time
 	// tailLo and tailHi are the ends of this poll's tail, which it has counted.
 	tailLo, tailHi int64
+	rows           int64 // counted at the edges
 }
 
 // spent says whether the snapshot is old enough to end.
@@ -38,6 +39,30 @@ func (q *recounter) recount(ctx context.Context, lo, hi int64) error {
 	}
 	_, err := q.recountCovered(ctx, lo, hi)
 	return err
+}
+
+// recountAll counts a range again, all of it but for the tail.
+func (q *recounter) recountAll(ctx context.Context, lo, hi int64) ([]cells.Change, error) {
+	var changes []cells.Change
+	for _, part := range []window{{lo, min(hi, q.tailLo)}, {max(lo, q.tailHi), hi}} {
+		lo := max(cells.Floor(part.lo, q.width), cells.MinTime)
+		if part.lo >= part.hi {
+			continue
+		}
+		if part.lo == q.tailHi {
+			lo = part.lo
+		}
+		hi := cells.Ceil(part.hi, q.width)
+		if part.hi == q.tailLo {
+			hi = part.hi
+		}
+		some, err := q.recountCovered(ctx, lo, hi)
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, some...)
+	}
+	return changes, nil
 }
 
 // recountCovered counts a range as wide as its buckets should be.
@@ -76,7 +101,12 @@ func (l *ledger) apply(r *reading, lo, hi int64, counted []*cells.Bucket) []cell
 // note adds changes to what was seen to come and go.
 func (l *ledger) note(r *reading, changes []cells.Change) {
 	came, went := l.series.Note(changes)
-	l.tally.inserted += came
-	l.tally.pruned += went
+	for _, c := range changes {
+		if l.untold || l.suspects.structural(c.Lo) { // the server's tally has it not
+			d := c.After.Count - c.Before.Count
+			came, went = came-max(0, d), went-max(0, -d)
+		}
+	}
+	l.tally.note(came, went)
 	r.changes = append(r.changes, changes...)
 }

@@ -19,7 +19,8 @@ import (
 // cheap read of the catalogue.
 const schemaSQL = `SELECT jsonb_build_object(
   'database', current_database(), 'role', current_user, 'version', current_setting('server_version_num')::int,
-  'standby', pg_is_in_recovery(), 'read_all_stats', pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
+  'standby', pg_is_in_recovery(),
+  'timeline', CASE WHEN pg_is_in_recovery() THEN '' ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END, 'read_all_stats', pg_has_role(current_user, 'pg_read_all_stats', 'USAGE'),
   'started', extract(epoch FROM pg_postmaster_start_time())::text,
   'system', (SELECT system_identifier::text FROM pg_control_system()),
   'zone', coalesce(
@@ -63,13 +64,16 @@ const schemaSQL = `SELECT jsonb_build_object(
 
 // checkSQL tells whether what was discovered still stands, as far as can be
 // told for next to nothing.
-const checkSQL = `SELECT coalesce(t::bigint, 0), current_database(), pg_is_in_recovery(), extract(epoch FROM pg_postmaster_start_time())::text,
+const checkSQL = `SELECT coalesce(t::bigint, 0), current_database(), pg_is_in_recovery(), concat(extract(epoch FROM pg_postmaster_start_time()), ' ', CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END),
   md5(concat((SELECT string_agg(attnum || ':' || xmin, ' ' ORDER BY attnum) FROM pg_attribute WHERE attrelid = t AND attnum > 0), '/',
-             (SELECT string_agg(indexrelid || ':' || xmin, ' ' ORDER BY indexrelid) FROM pg_index WHERE indrelid = t)))
+             (SELECT string_agg(indexrelid || ':' || xmin, ' ' ORDER BY indexrelid) FROM pg_index WHERE indrelid = t), '/',
+             (WITH RECURSIVE tree(oid, version) AS (
+                SELECT t, ''::text UNION SELECT inhrelid, inhparent || ':' || i.xmin FROM pg_inherits i JOIN tree ON inhparent = tree.oid)
+              SELECT string_agg(oid || ':' || version, ' ' ORDER BY oid) FROM tree)))
 FROM (SELECT to_regclass($1)::oid) AS of(t)`
 
-// landmark is what checkSQL tells. Columns and indexes are told by the
-// transactions that last changed their rows in the catalogue.
+// landmark is what checkSQL tells. Columns, indexes and partitions are
+// told by the transactions that last changed their rows in the catalogue.
 type landmark struct {
 	table           int64
 	database        string
@@ -199,6 +203,7 @@ type session struct {
 	Role         string `json:"role"`
 	Version      int    `json:"version"`
 	Standby      bool   `json:"standby"`
+	Timeline     string `json:"timeline"`
 	ReadAllStats bool   `json:"read_all_stats"`
 	Started      string `json:"started"`
 	System       string `json:"system"`

@@ -8,9 +8,9 @@ import (
 	"oncewatch/collectors/postgres/cells"
 )
 
-// scrub verifies every bucket in turn, some at each poll, and corrects what the
-// rest of the ledger cannot have noticed: deletions in the middle, back-dated
-// markers, updates.
+// scrub verifies every bucket in turn, some at each poll, and corrects what
+// neither the rest of the ledger nor the server's tally has noticed. A round
+// is bounded in time.
 type scrub struct {
 	cursor  int64
 	running bool
@@ -18,9 +18,8 @@ type scrub struct {
 	// since is when the last complete round began: every bucket has been
 	// verified after it.
 	since time.Time
-	// fast says that something was missed: the round takes all the time that
-	// a snapshot may.
-	fast bool
+	// round is how long a round takes at the present pace.
+	round time.Duration
 	// skipped says that the round had to pass over a range.
 	skipped bool
 	// debt is how many rows were verified beyond what the polls so far allow:
@@ -29,13 +28,23 @@ type scrub struct {
 	corrections int64
 }
 
-// hurry starts a fast round.
-func (s *scrub) hurry() { s.fast, s.running = true, false }
+// pace is how many rows this poll verifies.
+func (l *ledger) pace(q *recounter) int64 {
+	rows := l.book.Rows(cells.MinTime, cells.MaxTime)
+	interval := cells.Minute
+	if l.clock != 0 {
+		interval = min(max(q.reading.inside.clock-l.clock, cells.Second), interval)
+	}
+	daily := int64(float64(rows)*float64(interval)/float64(l.t.scrubRound.Microseconds())) + 1
+	pace := max(l.t.scrubRows-q.rows, l.t.scrubRows/4, daily)
+	l.scrub.round = duration(int64(float64(max(rows, pace)) / float64(pace) * float64(interval)))
+	return pace
+}
 
 // verify counts a part of the closed buckets again.
 func (l *ledger) verify(ctx context.Context, q *recounter) error {
 	s := &l.scrub
-	if l.backfill.active {
+	if l.backfill.active || l.t.scrubRows == 0 {
 		return nil
 	}
 	top := q.tailLo
@@ -45,8 +54,9 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 	if !s.running {
 		s.running, s.skipped, s.cursor, s.began = true, false, cells.MinTime, time.Now()
 	}
-	for s.debt = max(0, s.debt-l.t.scrubRows); (s.debt < l.t.scrubRows || s.fast) && !q.spent(); {
-		hi, rows := l.book.Reach(s.cursor, top, l.t.scrubRows)
+	pace := l.pace(q)
+	for s.debt = max(0, s.debt-pace); s.debt < pace && !q.spent(); {
+		hi, rows := l.book.Reach(s.cursor, top, min(pace, probeRows))
 		hi = min(cells.Ceil(hi, l.width), top)
 		changes, err := q.recountCovered(ctx, s.cursor, hi)
 		if timedOut(err) {
@@ -59,24 +69,20 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 		if err != nil {
 			return err
 		}
-		for _, c := range changes {
-			s.corrections += max(c.After.Count-c.Before.Count, c.Before.Count-c.After.Count)
+		if len(changes) > 0 && !q.reading.session.Standby && !l.suspects.pending() {
+			// What was missed here was hardly missed alone.
+			l.suspects.doubt(cells.MinTime, cells.MaxTime, ReasonUnexplained, false, false)
 		}
-		if !s.fast {
-			s.debt += rows + 1
-		}
+		l.corrected(changes)
+		s.debt += rows + 1
 		s.cursor = hi
 		if hi >= top {
 			s.running = false
 			if !s.skipped {
-				s.fast, s.since = false, s.began
-				l.tally.rebase()
+				s.since = s.began
 			}
 			break
 		}
-	}
-	if s.fast {
-		q.reading.reasons[ReasonUnexplained] = true
 	}
 	return nil
 }

@@ -42,6 +42,8 @@ var (
 		"Rows the scrub had to correct.", ledgerLabels, nil)
 	scrubAgeDesc = prometheus.NewDesc("oncewatch_ledger_scrub_age_seconds",
 		"Every bucket has been verified within this time. Absent until a first round has verified all.", ledgerLabels, nil)
+	scrubRoundDesc = prometheus.NewDesc("oncewatch_ledger_scrub_round_seconds",
+		"How long a verification of all buckets takes at the present pace. Absent until the first poll that verifies some.", ledgerLabels, nil)
 	progressDesc = prometheus.NewDesc("oncewatch_ledger_backfill_progress_ratio",
 		"Share of the markers' time span that is counted.", ledgerLabels, nil)
 	cellsDesc = prometheus.NewDesc("oncewatch_ledger_cells",
@@ -53,7 +55,7 @@ var (
 func describeMarkers(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		rowCountDesc, oldestDesc, newestDesc, insertedDesc, prunedDesc, observedDesc, configuredDesc, rowLimitDesc,
-		readyDesc, inexactDesc, correctionsDesc, scrubAgeDesc, progressDesc, cellsDesc, bytesDesc,
+		readyDesc, inexactDesc, correctionsDesc, scrubAgeDesc, scrubRoundDesc, untimedDesc, progressDesc, cellsDesc, bytesDesc,
 	} {
 		ch <- d
 	}
@@ -76,8 +78,18 @@ const (
 	// page by page, now and then.
 	ReasonNoIndex Reason = "no_index"
 	// ReasonUnexplained: the server has seen rows come or go that the ledger
-	// has not; a fast scrub looks for them.
+	// has not: all is being counted again.
 	ReasonUnexplained Reason = "unexplained_changes"
+	// ReasonStructure: a partition was attached, detached or dropped, or the
+	// table was truncated or rewritten: the times that this can have touched
+	// are being counted again.
+	ReasonStructure Reason = "structure_changed"
+	// ReasonFailover: another server took over, which may lack the last that
+	// the other had committed: all is being counted again.
+	ReasonFailover Reason = "failover"
+	// ReasonStatistics: the server has lost its tally, so that nothing would
+	// tell of a miss: all is being counted again.
+	ReasonStatistics Reason = "statistics_reset"
 	// ReasonFuture: so many markers carry a future time that not all of them
 	// are counted at every poll.
 	ReasonFuture Reason = "future_rows"
@@ -108,6 +120,12 @@ type Markers struct {
 	Corrections int64
 	// ScrubSince is when the last complete verification began; zero: none yet.
 	ScrubSince time.Time
+	// ScrubRound is how long a verification takes at the present pace; 0 where
+	// that is not known yet.
+	ScrubRound time.Duration
+	// Untimed are the rows whose time is NULL, by group: entries that never
+	// finished. Nil where the column cannot be NULL, or they are not known.
+	Untimed map[string]int64
 	// Cells and Bytes are the ledger's memory.
 	Cells, Bytes int
 
@@ -252,6 +270,12 @@ func (m *Markers) Collect(now time.Time, ch chan<- prometheus.Metric) {
 	if !m.ScrubSince.IsZero() {
 		poll.Age(ch, scrubAgeDesc, now.Sub(m.ScrubSince).Seconds(), db)
 	}
+	if m.ScrubRound > 0 {
+		poll.Gauge(ch, scrubRoundDesc, m.ScrubRound.Seconds(), db)
+	}
+	for g, n := range m.Untimed {
+		poll.Gauge(ch, untimedDesc, float64(n), db, g)
+	}
 	poll.Gauge(ch, progressDesc, m.Progress, db)
 	poll.Gauge(ch, cellsDesc, float64(m.Cells), db)
 	poll.Gauge(ch, bytesDesc, float64(m.Bytes), db)
@@ -263,7 +287,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 		Database: cmp.Or(l.store.cfg.Database, r.session.Database),
 		Table:    l.table, Identity: l.ident.String(), Config: l.store.cfg, problems: r.problems,
 		Ready: l.complete(), Progress: l.backfill.progress(),
-		Corrections: l.scrub.corrections, ScrubSince: l.scrub.since,
+		Corrections: l.scrub.corrections, ScrubSince: l.scrub.since, ScrubRound: l.scrub.round,
 		Cells: l.book.Size(), Bytes: l.book.Bytes(),
 		ServerTime: time.UnixMicro(r.inside.clock).UTC(), ReadAt: r.read,
 	}
@@ -272,14 +296,14 @@ func (l *ledger) snapshot(r *reading) *Markers {
 	}
 	slices.Sort(m.Inexact)
 
-	totals := l.totals()
+	totals := l.whole().Totals(len(l.series.All))
 	lastDay := l.book.Newer(r.inside.clock-24*cells.Hour, r.inside.clock, len(l.series.All))
 	groups := map[string]bool{}
 	for id, s := range l.series.All {
 		t := totals[id]
 		out := Series{
 			Group: s.Key.Group, Topic: s.Key.Topic, Counted: m.Ready, Inserted: s.Inserted, Pruned: s.Pruned,
-			ObservedRetention: duration(s.Observed), Pruning: s.Pruning,
+			ObservedRetention: duration(s.Evidence.Observed), Pruning: s.Evidence.Pruning(),
 			Handled: s.Known(),
 		}
 		groups[out.Group] = true
@@ -306,6 +330,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 	slices.SortFunc(m.Series, func(a, b Series) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Topic, b.Topic))
 	})
+	m.Untimed = l.untimed.of(m.Series)
 	return m
 }
 
@@ -314,11 +339,4 @@ func (l *ledger) complete() bool {
 		return l.pages.complete()
 	}
 	return !l.backfill.active
-}
-
-func (l *ledger) totals() []cells.Total {
-	if l.table.TimeIndex == "" {
-		return l.pages.totals(len(l.series.All))
-	}
-	return l.book.Totals(len(l.series.All))
 }

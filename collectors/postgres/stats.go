@@ -6,100 +6,228 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"oncewatch/collectors/postgres/cells"
 )
 
-// The server's own tally of inserted and deleted rows lags (a session reports
-// up to some seconds late) and counts what was rolled back, so it is no count.
-// But it never runs ahead: where it has seen more come or go than the ledger,
-// the ledger has missed something, and the scrub hurries.
+// The server tallies the rows that every table gains and loses, committed or
+// not. A session reports when a transaction of its own ends, at most once a
+// second, and when it has been idle for 10 s (PostgreSQL 14: when it goes on
+// or ends). So the tally lags, but it never runs ahead: where the server tells
+// of more than the ledger has found, the ledger has missed something, or
+// something was rolled back. Only a whole recount can tell.
 
 const statsSQL = `SELECT oid::bigint, coalesce(pg_relation_filenode(oid), 0)::bigint,
-  pg_stat_get_live_tuples(oid), pg_stat_get_tuples_deleted(oid),
+  pg_stat_get_tuples_inserted(oid), pg_stat_get_tuples_updated(oid), pg_stat_get_tuples_deleted(oid), pg_stat_get_live_tuples(oid),
   pg_stat_get_vacuum_count(oid) + pg_stat_get_autovacuum_count(oid) + pg_stat_get_analyze_count(oid) + pg_stat_get_autoanalyze_count(oid)
 FROM unnest(ARRAY[%s]::oid[]) oid`
 
 // leafStats is the server's tally of a table that holds rows.
 type leafStats struct {
-	oid, file     int64
-	live, deleted int64
-	rewritten     int64 // how often vacuum or analyze replaced live by an estimate
+	oid, file                  int64
+	inserted, updated, deleted int64
+	live                       int64
+	estimated                  int64 // how often vacuum or analyze replaced live by an estimate
 }
 
 func readStats(ctx context.Context, conn *pgx.Conn, in *session) ([]leafStats, error) {
-	if in.Standby || len(in.Table.Leaves) == 0 {
-		return nil, nil // a standby knows nothing of the primary's tally
+	if len(in.Table.Leaves) == 0 {
+		return nil, nil
 	}
 	rows, err := conn.Query(ctx, fmt.Sprintf(statsSQL, in.Table.leafOIDs()))
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (s leafStats, err error) {
-		err = row.Scan(&s.oid, &s.file, &s.live, &s.deleted, &s.rewritten)
+		err = row.Scan(&s.oid, &s.file, &s.inserted, &s.updated, &s.deleted, &s.live, &s.estimated)
 		return s, err
 	})
 }
 
-// tally compares the server's and the ledger's sums of what came and went.
+// sums are rows that came, went and, where that is told apart, were updated.
+type sums struct{ in, out, updated int64 }
+
+func (a sums) minus(b sums) sums { return sums{a.in - b.in, a.out - b.out, a.updated - b.updated} }
+
+func (a sums) above(b sums) bool { return a.in > b.in || a.out > b.out || a.updated > b.updated }
+
+func (a sums) max(b sums) sums {
+	return sums{max(a.in, b.in), max(a.out, b.out), max(a.updated, b.updated)}
+}
+
+// tally compares what the server and the ledger have seen to come and go.
 type tally struct {
-	leaves map[int64]leafStats
-	// server's and ledger's sums since the start
-	serverInserted, serverPruned int64
-	inserted, pruned             int64
-	// what the ledger saw at this poll and the one before: the server's tally
-	// may not have it yet.
-	lastInserted, lastPruned [2]int64
-	// the excess of the server over the ledger that means nothing
-	baseInserted, basePruned int64
+	leaves         map[int64]leafStats
+	server, ledger sums
+	// base is the highest excess of the server that means nothing: rows that
+	// were rolled back, and no less than the sessions had yet to report.
+	base sums
+	// before is the excess of what the server told before the snapshot that is
+	// counted now: all of it was there to be found. alarm is that of the last
+	// alarm.
+	before, alarm sums
+	// readings counts the polls compared without an alarm; low is the least
+	// excess among them.
+	readings int
+	low      sums
+	// came holds how many rows the ledger saw to come and go of late: so much
+	// the sessions may have yet to report.
+	late []lateRows
 }
 
-// rebase takes the present excess as meaning nothing.
-func (t *tally) rebase() {
-	t.baseInserted, t.basePruned = t.serverInserted-t.inserted, t.serverPruned-t.pruned
+type lateRows struct {
+	at time.Time
+	n  sums
 }
 
-// excess says whether the server has seen more rows come or go than the
-// ledger.
-func (t *tally) excess(stats []leafStats) bool {
-	now := map[int64]leafStats{}
-	reset := t.leaves == nil || len(stats) != len(t.leaves)
-	for _, s := range stats {
-		now[s.oid] = s
+// reportLag is how long a session may keep what it did to itself.
+const reportLag = 11 * time.Second
+
+// follow takes up another set of leaves, or their rewritten files. What before
+// tells of them was done before the snapshot, and is found by its recounts.
+func (t *tally) follow(before []leafStats) {
+	was := t.leaves
+	t.leaves = make(map[int64]leafStats, len(before))
+	for _, s := range before {
+		if old, ok := was[s.oid]; ok && old.file == s.file {
+			s = old
+		}
+		t.leaves[s.oid] = s
+	}
+}
+
+// read adds what the server tells since the last reading. It is false where
+// the statistics were reset, so that something may have been lost. nullable
+// says that rows get their time by an update, as a rule.
+func (t *tally) read(inside []leafStats, nullable bool) bool {
+	whole := true
+	for _, s := range inside {
 		was, ok := t.leaves[s.oid]
-		if !ok || was.file != s.file || was.rewritten != s.rewritten || s.deleted < was.deleted {
-			reset = true // created, truncated, vacuumed, or the statistics were reset
+		if !ok {
+			continue // it came this moment, and is met at the next poll
+		}
+		t.leaves[s.oid] = s
+		if s.inserted < was.inserted || s.updated < was.updated || s.deleted < was.deleted {
+			whole = false
 			continue
 		}
-		gone := s.deleted - was.deleted
-		t.serverPruned += gone
-		t.serverInserted += s.live - was.live + gone
+		updated, out := s.updated-was.updated, s.deleted-was.deleted
+		in := max(0, s.live-was.live+out) // but for what was rolled back
+		if s.estimated != was.estimated || s.file != was.file {
+			in = s.inserted - was.inserted
+		}
+		if nullable {
+			t.server.updated += updated
+		} else {
+			in, out = in+updated, out+updated // a row that went and one that came
+		}
+		t.server.in += in
+		t.server.out += out
 	}
-	t.leaves = now
-	t.lastInserted = [2]int64{t.inserted, t.lastInserted[0]}
-	t.lastPruned = [2]int64{t.pruned, t.lastPruned[0]}
-	inserted, pruned := t.serverInserted-t.inserted, t.serverPruned-t.pruned
-	if reset {
-		t.rebase()
-		return false
+	return whole
+}
+
+// note adds what the ledger has found.
+func (t *tally) note(came, went int64) {
+	t.ledger.in += came
+	t.ledger.out += went
+	t.ledger.updated += came
+	t.late = append(t.late, lateRows{time.Now(), sums{came, went, came}})
+}
+
+// excess says whether the server tells of more than the ledger has found.
+// tolerance is a share of the range in which the excess moves amid traffic.
+func (t *tally) excess(tolerance float64) bool {
+	var late sums
+	keep := t.late[:0]
+	for _, l := range t.late {
+		if time.Since(l.at) < reportLag {
+			keep = append(keep, l)
+			late = sums{late.in + l.n.in, late.out + l.n.out, late.updated + l.n.updated}
+		}
 	}
-	if inserted > t.baseInserted+t.lastInserted[0]-t.lastInserted[1] || pruned > t.basePruned+t.lastPruned[0]-t.lastPruned[1] {
+	t.late = keep
+	now := t.server.minus(t.ledger)
+	limit := t.base
+	if tolerance > 0 {
+		if t.readings < 4 {
+			limit = sums{limit.in + late.in, limit.out + late.out, limit.updated + late.updated}
+		} else {
+			more := func(high, low int64) int64 { return high + int64(tolerance*float64(max(0, high-low))) }
+			limit = sums{more(limit.in, t.low.in), more(limit.out, t.low.out), more(limit.updated, t.low.updated)}
+		}
+	}
+	if now.above(limit) {
+		t.alarm = t.before
 		return true
 	}
-	t.baseInserted, t.basePruned = max(t.baseInserted, inserted), max(t.basePruned, pruned)
+	if t.readings++; t.readings == 1 {
+		t.low = now
+	}
+	t.low = sums{min(t.low.in, now.in), min(t.low.out, now.out), min(t.low.updated, now.updated)}
+	t.base = t.base.max(t.before)
 	return false
 }
 
-// suspect brings the scrub forward where the server has seen more than the
-// ledger.
-func (l *ledger) suspect(r *reading) {
+// explained says that the ledger has found all that the server tells to have
+// gone.
+func (t *tally) explained() bool {
+	now := t.server.minus(t.ledger)
+	return now.out <= t.base.out && now.updated <= t.base.updated
+}
+
+// settle ends an alarm after a whole recount that corrected so many rows: the
+// rest of the excess means nothing.
+func (t *tally) settle(corrected int64) {
+	t.base = t.base.max(sums{t.alarm.in - corrected, t.alarm.out - corrected, t.alarm.updated - corrected})
+	t.alarm = sums{}
+}
+
+// restart begins anew with what the server told before a snapshot, in which
+// all is counted again.
+func (t *tally) restart(before []leafStats) {
+	*t = tally{}
+	t.follow(before)
+}
+
+// suspect doubts all counts where the server tells of more than the ledger has
+// found.
+func (l *ledger) suspect(r *reading, inside []leafStats) {
 	if r.session.Standby {
-		r.reasons[ReasonStandby] = true
+		r.reasons[ReasonStandby] = true // it knows nothing of the primary's tally
 		return
 	}
-	switch excess := l.tally.excess(r.stats); {
-	case l.backfill.active || time.Since(l.backfill.ended) < l.t.settle:
-		l.tally.rebase() // sessions still report what the backfill has counted
-	case r.reasons[ReasonCatchingUp]: // known to be behind
-	case excess && !l.scrub.fast:
-		l.scrub.hurry()
+	if r.fresh {
+		l.tally.ledger = sums{} // the tail of this poll began before the tally
+	}
+	whole := l.tally.read(r.stats, l.nullable())
+	l.tally.before = l.tally.server.minus(l.tally.ledger)
+	if !l.tally.read(inside, l.nullable()) || !whole {
+		l.doubtAll(r, ReasonStatistics)
+		l.tally.ledger = sums{}
+		return
+	}
+	if l.backfill.active || r.reasons[ReasonCatchingUp] {
+		return // known to be behind
+	}
+	tolerance := 0.0
+	if l.book.Rows(cells.MinTime, cells.MaxTime) > l.t.costly {
+		tolerance = 0.25
+	}
+	if l.tally.excess(tolerance) {
+		l.suspects.doubt(cells.MinTime, cells.MaxTime, ReasonUnexplained, false, false)
 	}
 }
+
+// doubtAll has everything counted again, the newest first, and begins a new
+// tally.
+func (l *ledger) doubtAll(r *reading, why Reason) {
+	l.tally.restart(r.stats)
+	r.fresh = true
+	recent := cells.Floor(l.tailFrom-cells.Hour, 24*cells.Hour)
+	l.suspects.doubt(recent, cells.MaxTime, why, true, true)
+	l.suspects.doubt(cells.MinTime, recent, why, true, false)
+}
+
+// nullable says that rows may get their time after they are inserted.
+func (l *ledger) nullable() bool { return !l.table.Column(l.table.Has.ProcessedAt).NotNull }

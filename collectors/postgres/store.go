@@ -86,6 +86,7 @@ func New(cfg Config, log *slog.Logger, now func() time.Time) (*Store, error) {
 	}
 	cfg.Table = cmp.Or(cfg.Table, "processed_events")
 	cfg.Columns = cfg.Columns.withDefaults()
+	cfg.ScrubRound = cmp.Or(cfg.ScrubRound, 24*time.Hour)
 	cfg.MaxCells = cmp.Or(cfg.MaxCells, 1_000_000)
 	e := &cfg.Effect
 	e.EventID, e.Time, e.TxID = cmp.Or(e.EventID, "event_id"), cmp.Or(e.Time, "created_at"), cmp.Or(e.TxID, "txid")

