@@ -61,7 +61,7 @@ func healthy() *world {
 			Holders: []postgres.Holder{{Kind: "session", Age: time.Second}}, LastVacuum: now.Add(-time.Hour),
 			Autovacuum: postgres.Autovacuum{DeadRows: 250},
 		},
-		topic:     &kafka.Topic{Name: "payments", Retention: known(kafka.Retention{Seconds: 7 * 86400, WorstCaseSeconds: 7.2 * 86400})},
+		topic:     &kafka.Topic{Name: "payments", Retention: known(kafka.Retention{Seconds: known(7 * 86400.0), WorstCaseSeconds: known(7.2 * 86400)})},
 		partition: &kafka.GroupPartition{Committed: 101, Lag: known(int64(3)), Expired: known(int64(0)), OutOfRange: known(false), Waiting: known(now.Add(-time.Second))},
 		consumed: &consumer.Values{
 			Processed: fig(9990), Duplicates: fig(10), Elsewhere: fig(0), LongHandled: fig(10_000), LongDuplicates: fig(10), EverDuplicate: fig(10),
@@ -171,7 +171,7 @@ func TestFaults(t *testing.T) {
 		"young and unconfigured": {func(w *world) {
 			w.series.Oldest, w.series.Pruning, w.markers.Config.Retention = now.Add(-day), false, 0
 		}, "retention-ratio", checklist.Unknown, "--postgres.retention"},
-		"unlimited topic":     {func(w *world) { w.topic.Retention.Value.Seconds = math.Inf(1) }, "retention-ratio", checklist.Violated, "finite retention"},
+		"unlimited topic":     {func(w *world) { w.topic.Retention.Value.Seconds.Value = math.Inf(1) }, "retention-ratio", checklist.Violated, "finite retention"},
 		"retention denied":    {func(w *world) { w.topic.Retention.OK = false }, "retention-ratio", checklist.Unknown, "DESCRIBE_CONFIGS"},
 		"unprotected records": {func(w *world) { w.compared.Partitions[0].Unprotected = known(int64(42)) }, "replay-exposure", checklist.Violated, "42 events"},
 		"unprotected, and more perhaps": {func(w *world) {

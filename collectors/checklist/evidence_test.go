@@ -67,7 +67,7 @@ func seen(f checklist.Facts, l checklist.Line) bool {
 		return all && told(v.DeadLettered) && v.DeadLettered.Value < 1
 	case "records-lost":
 		return every(commits, func(p kafka.GroupPartition) bool {
-			return p.Expired.OK && p.Expired.Value == 0 && p.OutOfRange.OK && !p.OutOfRange.Value
+			return p.Expired.OK && p.Expired.Value == 0 && p.OutOfRange.OK && !p.Beyond()
 		})
 	case "lag":
 		return every(commits, func(p kafka.GroupPartition) bool {
@@ -79,7 +79,9 @@ func seen(f checklist.Facts, l checklist.Line) bool {
 		return marked.Counted && marked.Rows >= 0
 	case "retention-ratio":
 		t := f.Topics.Topics[l.Topic]
-		return t.Retention.OK && t.Retention.Value.Seconds >= 0 && (!marked.Oldest.IsZero() || marked.Pruning || s.Markers.ConfiguredRetention(l.Group) > 0)
+		r := t.Retention.Value
+		bySize := r.SizeLimited() && compared != nil && compared.Numbers.OldestRecord.OK
+		return t.Retention.OK && (bySize || r.Seconds.OK && r.Seconds.Value >= 0) && (!marked.Oldest.IsZero() || marked.Pruning || s.Markers.ConfiguredRetention(l.Group) > 0)
 	case "replay-exposure":
 		return compared != nil && len(compared.Partitions) > 0 && !slices.ContainsFunc(compared.Partitions, func(p *retention.Partition) bool {
 			return !p.Unprotected.OK || p.Unprotected.Value != 0 || !p.Unverified.OK || p.Unverified.Value != 0

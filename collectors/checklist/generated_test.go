@@ -224,7 +224,7 @@ func complaints(f checklist.Facts) (found []complaint) {
 // is told, and nothing runs for ever.
 func TestUnlimitedTopicAgainstConfiguredRetention(t *testing.T) {
 	w := healthy()
-	w.topic.Retention.Value.Seconds, w.topic.Retention.Value.WorstCaseSeconds = math.Inf(1), math.Inf(1)
+	w.topic.Retention.Value.Seconds.Value, w.topic.Retention.Value.WorstCaseSeconds.Value = math.Inf(1), math.Inf(1)
 	w.compared.Compare(retention.Numbers{Topic: known(span.Unlimited), WorstCase: known(span.Unlimited), Configured: known(8 * day)}, 1.1)
 	w.lines()
 	for _, c := range complaints(w.Facts) {

@@ -47,7 +47,7 @@ func lag(s subject) Line {
 	}
 	keep := span.Unlimited
 	l.Threshold = "not much"
-	if known, _, ok := s.brokerKeeps(); ok && known > 0 {
+	if known, _, _, ok := s.brokerKeeps(); ok && known > 0 && !s.log.Retention.Value.SizeLimited() {
 		keep = known
 		l.Threshold = "far less than " + span.Text(keep)
 	}

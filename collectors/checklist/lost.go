@@ -15,7 +15,7 @@ func lost(s subject) Line {
 		l.Remedy = s.facts.why(poll.ID{Subject: poll.Groups}, "group "+s.group)
 		return l
 	}
-	var n int64
+	var n, unverified int64
 	unread, outside := 0, false
 	for _, p := range s.commits.Partitions {
 		if p.Committed < 0 || !p.Expired.OK || p.Expired.Value < 0 || !p.OutOfRange.OK {
@@ -23,10 +23,11 @@ func lost(s subject) Line {
 			continue
 		}
 		n = add(n, p.Expired.Value)
+		unverified = add(unverified, max(0, p.Unverified))
 		switch {
 		case p.Expired.Value > 0:
 			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, %s after it were deleted unread", p.Partition, p.Committed, Things(p.Expired.Value, "record")))
-		case p.OutOfRange.Value:
+		case p.Beyond():
 			outside = true
 			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d lies beyond the log's end", p.Partition, p.Committed))
 		}
@@ -42,7 +43,14 @@ func lost(s subject) Line {
 		l.Verdict = Violated
 		l.Meaning = "The committed offset lies beyond the log: the topic was made anew, and the next fetch resets the group."
 		l.Remedy = "Decide where the group goes on before the consumer starts: the markers absorb a replay from the earliest offset."
+	case n > 0 && n <= unverified && gaps == 0:
+		l.Verdict, l.Value = Warning, "at most "+Things(n, "record")
+		l.Meaning = "Offsets behind the committed one were deleted, and nobody saw what they held: all of them may have been transactions' own markers or records of aborted ones, which no consumer is given."
+		l.Remedy = "Grant READ on the topic: oncewatch then looks at the headers of what waits, and can tell. Meanwhile compare with the producer whether an event is missing."
 	case n > 0:
+		if unverified > 0 {
+			l.Evidence = append(l.Evidence, fmt.Sprintf("at most %s of these may have been transactions' own markers or records of aborted ones", Number(unverified)))
+		}
 		l.Verdict = Violated
 		l.Meaning = "The broker deleted records before the group handled them."
 		l.Remedy = "Find the events at their source and publish them again; then give the consumer more capacity or the topic a longer retention."

@@ -12,7 +12,7 @@ import (
 func ratio(s subject) Line {
 	t, db, m := s.facts.Thresholds, s.store.Markers, s.markers
 	l := Line{Rule: "retention-ratio", Number: 3, Title: "Do markers outlive the records on the broker?"}
-	keep, worst, ok := s.brokerKeeps()
+	keep, worst, what, ok := s.brokerKeeps()
 	if !ok {
 		l.Verdict = Unknown
 		l.Meaning = "The topic's retention is not known, so there is nothing to compare the markers' age with."
@@ -20,6 +20,10 @@ func ratio(s subject) Line {
 		if s.log == nil && s.topic != "" && s.facts.Topics != nil {
 			l.Meaning = "The topic is not watched: --kafka.topic or --kafka.topic-exclude leaves it out, or it does not exist."
 			l.Remedy = "Check these expressions; they are anchored at both ends."
+		}
+		if s.log != nil && s.log.Retention.Value.SizeLimited() {
+			l.Meaning = "The topic deletes by size alone, and the age of its oldest record is not known."
+			l.Remedy = s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)
 		}
 		if s.topic == "" {
 			l.Meaning = "The table has no topic column and the group has no commits, so it is not known whose retention to compare with."
@@ -29,7 +33,7 @@ func ratio(s subject) Line {
 	}
 	configured := db.ConfiguredRetention(m.Group)
 	l.Threshold = fmt.Sprintf("at least %g × %s", t.RetentionRatioWarning, span.Text(keep))
-	l.Evidence = append(l.Evidence, fmt.Sprintf("topic %s: retention.ms %s, a record can really stay %s (segments are deleted whole)", s.topic, span.Text(keep), span.Text(worst)))
+	l.Evidence = append(l.Evidence, "topic "+s.topic+": "+what)
 	if configured > 0 {
 		l.Evidence = append(l.Evidence, "the pruner is configured to keep "+span.Text(configured))
 	}
@@ -86,14 +90,4 @@ func ratio(s subject) Line {
 		l.Remedy = "Set --postgres.retention to what the pruner keeps, or look again after its next run."
 	}
 	return l
-}
-
-// brokerKeeps is for how long the topic keeps its records, and can at worst,
-// where that is known.
-func (s subject) brokerKeeps() (keep, worst time.Duration, ok bool) {
-	if s.log == nil || !s.log.Retention.OK {
-		return 0, 0, false
-	}
-	r := s.log.Retention.Value
-	return span.Seconds(r.Seconds), span.Seconds(r.WorstCaseSeconds), r.Seconds >= 0 && r.WorstCaseSeconds >= 0 // NaN is not
 }

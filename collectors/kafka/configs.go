@@ -2,96 +2,44 @@ package kafka
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// Retention is how long a topic keeps its records, as the broker applies it:
-// the topic's own setting, else the broker's default, of which log.retention.ms
-// wins over .minutes and .hours.
-type Retention struct {
-	// Seconds is retention.ms; +Inf where it is -1 or where the cleanup policy
-	// never deletes.
-	Seconds float64
-	// Bytes is retention.bytes, for each partition; +Inf likewise.
-	Bytes float64
-	// WorstCaseSeconds is how long a record can really stay: Kafka deletes
-	// whole segments once their newest record has expired, and a segment takes
-	// records for segment.ms.
-	WorstCaseSeconds float64
-}
-
-// The keys that are asked for, and no other: a broker's answer with all keys of
-// a thousand topics is megabytes.
-var retentionKeys = []string{"cleanup.policy", "retention.ms", "retention.bytes", "segment.ms"}
-
-// retentionOf reads a topic's effective configuration.
-func retentionOf(values map[string]string) (Retention, error) {
-	number := func(key string) (float64, error) {
-		text, ok := values[key]
-		if !ok {
-			return 0, fmt.Errorf("the broker does not tell its %s", key)
-		}
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("%s: %q is no whole number", key, text)
-		}
-		return float64(n), nil
-	}
-	policy, ok := values["cleanup.policy"]
-	if !ok {
-		return Retention{}, fmt.Errorf("the broker does not tell its cleanup.policy")
-	}
-	deletes := slices.ContainsFunc(strings.Split(policy, ","), func(p string) bool { return strings.TrimSpace(p) == "delete" })
-	if !deletes {
-		return Retention{Seconds: math.Inf(1), Bytes: math.Inf(1), WorstCaseSeconds: math.Inf(1)}, nil
-	}
-	ms, err := number("retention.ms")
-	if err != nil {
-		return Retention{}, err
-	}
-	bytes, err := number("retention.bytes")
-	if err != nil {
-		return Retention{}, err
-	}
-	segment, err := number("segment.ms")
-	if err != nil {
-		return Retention{}, err
-	}
-	r := Retention{Seconds: ms / 1000, Bytes: bytes, WorstCaseSeconds: (ms + segment) / 1000}
-	if ms < 0 {
-		r.Seconds, r.WorstCaseSeconds = math.Inf(1), math.Inf(1)
-	}
-	if bytes < 0 {
-		r.Bytes = math.Inf(1)
-	}
-	return r, nil
-}
-
 // topicConfig is what was last read of a topic, and whose it was.
 type topicConfig struct {
-	id        TopicID
-	retention Retention
-	err       error
-	again     bool // the failure may be over at the next poll
+	id      TopicID
+	holders []int32 // the brokers that have replicas of it
+	read    bool    // retention holds what could be read
+	Retention
+	err   error
+	again bool // the failure may be over at the next poll
 }
 
-// topicConfigs keeps topics' configurations between their slower reads.
-type topicConfigs struct {
+// configs keeps configurations between their slower reads.
+type configs struct {
 	interval time.Duration
 	readAt   time.Time
 	byTopic  map[string]topicConfig
+	// offsets is how long the brokers keep the offsets of a group without
+	// members, the shortest of them.
+	offsets Known[time.Duration]
 }
 
+// offsetsRetentionKey is the only setting of the brokers themselves that is
+// asked for. It needs DESCRIBE_CONFIGS on the cluster, and is not known without.
+const offsetsRetentionKey = "offsets.retention.minutes"
+
 // refresh reads what is due: all topics once an interval, otherwise those that
-// are new, made anew, or failed on the way.
-func (t *topicConfigs) refresh(ctx context.Context, r *requester, meta metadata, now time.Time) {
+// are new, made anew, moved to other brokers, or failed on the way. Each broker
+// is asked for the topics of which it has replicas: what a topic does not set
+// itself is each broker's own default, by which it deletes from its replicas.
+func (t *configs) refresh(ctx context.Context, r *requester, meta metadata, now time.Time) {
 	all := t.readAt.IsZero() || now.Sub(t.readAt) >= t.interval || now.Before(t.readAt)
 	var due []string
 	kept := make(map[string]topicConfig, len(meta.topics))
@@ -100,7 +48,7 @@ func (t *topicConfigs) refresh(ctx context.Context, r *requester, meta metadata,
 			continue
 		}
 		old, ok := t.byTopic[name]
-		if ok && !all && !old.again && old.id == tm.id {
+		if ok && !all && !old.again && old.id == tm.id && slices.Equal(old.holders, tm.holders) {
 			kept[name] = old
 			continue
 		}
@@ -111,63 +59,122 @@ func (t *topicConfigs) refresh(ctx context.Context, r *requester, meta metadata,
 		return
 	}
 	slices.Sort(due)
-	i := slices.IndexFunc(meta.brokers, func(b int32) bool { return !r.isDown(b) })
-	if i < 0 {
-		return // downProblems tells
-	}
-	broker := meta.brokers[i]
-	req := kmsg.NewPtrDescribeConfigsRequest()
-	for _, name := range due {
-		rr := kmsg.NewDescribeConfigsRequestResource()
-		rr.ResourceType = kmsg.ConfigResourceTypeTopic
-		rr.ResourceName = name
-		rr.ConfigNames = retentionKeys
-		req.Resources = append(req.Resources, rr)
-	}
-	answers := ask[*kmsg.DescribeConfigsResponse](ctx, r, map[int32]kmsg.Request{broker: req})
-	resp, ok := answers.ok[broker]
-	if !ok {
-		if err := answers.refused[broker]; err != nil {
-			for _, name := range due {
-				t.byTopic[name] = topicConfig{id: meta.topics[name].id, err: err, again: true}
+	away := map[string]bool{} // topics of which a broker with replicas was not asked
+	requests := map[int32]*kmsg.DescribeConfigsRequest{}
+	add := func(broker int32, name string) {
+		if requests[broker] == nil {
+			requests[broker] = kmsg.NewPtrDescribeConfigsRequest()
+			if all {
+				requests[broker].Resources = append(requests[broker].Resources, resource(kmsg.ConfigResourceTypeBroker, strconv.Itoa(int(broker)), offsetsRetentionKey))
 			}
 		}
-		return
+		requests[broker].Resources = append(requests[broker].Resources, resource(kmsg.ConfigResourceTypeTopic, name, retentionKeys...))
 	}
-	if all {
-		t.readAt = now
+	for _, name := range due {
+		asked := false
+		for _, broker := range meta.topics[name].holders {
+			if r.isDown(broker) || !slices.Contains(meta.brokers, broker) {
+				away[name] = true
+				continue
+			}
+			add(broker, name)
+			asked = true
+		}
+		if i := slices.IndexFunc(meta.brokers, func(b int32) bool { return !r.isDown(b) }); !asked && i >= 0 {
+			add(meta.brokers[i], name)
+		}
 	}
-	for _, res := range resp.Resources {
-		c := topicConfig{id: meta.topics[res.ResourceName].id, err: codeError(res.ErrorCode)}
-		if c.err == nil {
+	plain := make(map[int32]kmsg.Request, len(requests))
+	for broker, req := range requests {
+		plain[broker] = req
+	}
+	answers := ask[*kmsg.DescribeConfigsResponse](ctx, r, plain)
+	found := map[string]topicConfig{}
+	for broker, err := range answers.refused {
+		for _, res := range requests[broker].Resources {
+			if res.ResourceType == kmsg.ConfigResourceTypeTopic {
+				found[res.ResourceName] = longest(found[res.ResourceName], topicConfig{err: err, again: true})
+			}
+		}
+	}
+	offsets := Known[time.Duration]{}
+	for broker, resp := range answers.ok {
+		for _, res := range resp.Resources {
 			values := map[string]string{}
 			for _, v := range res.Configs {
 				if v.Value != nil {
 					values[v.Name] = *v.Value
 				}
 			}
-			c.retention, c.err = retentionOf(values)
-		} else {
-			// A denial stays until the next regular read; asking at every poll
-			// would fill the broker's authorizer log.
-			c.again = kindOf(c.err) != "denied"
+			err := codeError(res.ErrorCode)
+			if res.ResourceType == kmsg.ConfigResourceTypeBroker {
+				if n, bad := strconv.ParseInt(values[offsetsRetentionKey], 10, 32); err == nil && bad == nil {
+					if d := time.Duration(n) * time.Minute; !offsets.OK || d < offsets.Value {
+						offsets = known(d)
+					}
+				}
+				continue
+			}
+			c := topicConfig{err: err}
+			if err == nil {
+				c.read = true
+				c.Retention, c.err = retentionOf(values)
+			} else {
+				// A denial stays until the next regular read; asking at every poll
+				// would fill the broker's authorizer log.
+				c.again = kindOf(err) != "denied"
+			}
+			if c.err != nil {
+				c.err = fmt.Errorf("broker %d: %w", broker, c.err)
+			}
+			found[res.ResourceName] = longest(found[res.ResourceName], c)
 		}
-		t.byTopic[res.ResourceName] = c
+	}
+	for name, c := range found {
+		c.id, c.holders, c.again = meta.topics[name].id, meta.topics[name].holders, c.again || away[name]
+		t.byTopic[name] = c
+	}
+	if all && len(answers.ok) > 0 {
+		t.readAt, t.offsets = now, offsets
 	}
 }
 
-func (t *Topics) fillConfigs(meta metadata, configs topicConfigs) {
+func resource(kind kmsg.ConfigResourceType, name string, keys ...string) kmsg.DescribeConfigsRequestResource {
+	r := kmsg.NewDescribeConfigsRequestResource()
+	r.ResourceType, r.ResourceName, r.ConfigNames = kind, name, keys
+	return r
+}
+
+// longest is what two brokers' answers tell together: a record is there for as
+// long as the one that keeps it longer has it, since that one may lead.
+func longest(a, b topicConfig) topicConfig {
+	out := topicConfig{read: a.read || b.read, err: errors.Join(a.err, b.err), again: a.again || b.again}
+	switch {
+	case a.read && b.read:
+		out.Retention = a.Retention.or(b.Retention)
+	case a.read:
+		out.Retention = a.Retention
+	default:
+		out.Retention = b.Retention
+	}
+	return out
+}
+
+func (t *Topics) fillConfigs(meta metadata, c configs) {
+	t.OffsetsRetention = c.offsets
 	for name, topic := range t.Topics {
 		if meta.topics[name].err != nil {
 			continue
 		}
-		conf, ok := configs.byTopic[name]
-		switch {
-		case !ok:
-		case conf.err != nil:
+		conf, ok := c.byTopic[name]
+		if !ok {
+			continue
+		}
+		if conf.err != nil {
 			t.problems = append(t.problems, problem("topic "+name+", configuration", conf.err))
-		default:
-			topic.Retention = known(conf.retention)
+		}
+		if conf.read {
+			topic.Retention = known(conf.Retention)
 		}
 	}
 }

@@ -7,13 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"oncewatch/collectors/kafka"
 	"oncewatch/deploy/kafkaserver"
-	"oncewatch/deploy/testenv"
 )
 
 // While a coordinator moves, a group is in the lists of two brokers, in either
@@ -83,10 +83,10 @@ func TestAGroupThatNobodyLists(t *testing.T) {
 
 // A broker dies that holds the only replica of partitions of the offsets topic:
 // the groups coordinated there are in nobody's list, and are errors by name.
-func TestRealOffsetsPartitionsWithoutALeader(t *testing.T) {
-	t.Parallel()
-	s := testenv.KafkaServer(t, kafkaserver.Options{Brokers: 3})
-	_, admin, topic := real(t, s, "payments", 1, nil)
+func offsetsPartitionsWithoutALeader(t *testing.T, s *kafkaserver.Server) {
+	admin := kadm.NewClient(producer(t, s.Internal()))
+	const topic = "payments"
+	assign(t, s, map[string][]int32{topic: {1}})
 	var groups []string
 	for i := range 12 {
 		group := fmt.Sprintf("group-%d", i)
@@ -94,13 +94,6 @@ func TestRealOffsetsPartitionsWithoutALeader(t *testing.T) {
 		groups = append(groups, group)
 	}
 	coordinators := admin.FindGroupCoordinators(context.Background(), groups...)
-	leader, err := admin.ListTopics(context.Background(), topic)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if leader[topic].Partitions[0].Leader == 3 {
-		t.Skip("the topic's only replica is on the broker to kill")
-	}
 	b := watch(t, s.Brokers()[:1])
 	b.client.Watch([]string{"never-seen"}, nil)
 	fresh := watch(t, s.Brokers()[:1])

@@ -173,7 +173,7 @@ func (t *GroupTopic) Sum() GroupPartition {
 		sum.Lag = both(sum.Lag, p.Lag, func(a, b int64) int64 { return a + b })
 		sum.Expired = both(sum.Expired, p.Expired, func(a, b int64) int64 { return a + b })
 		sum.OutOfRange = both(sum.OutOfRange, p.OutOfRange, func(a, b bool) bool { return a || b })
-		sum.Waiting = both(sum.Waiting, p.Waiting, longest)
+		sum.Waiting = both(sum.Waiting, p.Waiting, earlier)
 	}
 	return sum
 }
@@ -185,8 +185,8 @@ func both[T any](a, b Known[T], join func(a, b T) T) Known[T] {
 	return known(join(a.Value, b.Value))
 }
 
-// longest is the earlier of two timestamps; zero is none.
-func longest(a, b time.Time) time.Time {
+// earlier is the earlier of two timestamps; zero is none.
+func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}

@@ -20,6 +20,7 @@ type topicMetadata struct {
 	id      TopicID
 	err     error
 	leaders map[int32]leader // by partition
+	holders []int32          // the brokers that have replicas of it, sorted
 }
 
 type leader struct {
@@ -70,7 +71,10 @@ func (r *requester) loadMetadata(ctx context.Context, topics []string) (metadata
 				}
 			}
 			tm.leaders[p.Partition] = l
+			tm.holders = append(tm.holders, p.Replicas...)
 		}
+		slices.Sort(tm.holders)
+		tm.holders = slices.Compact(tm.holders)
 		m.topics[*t.Topic] = tm
 	}
 	for _, t := range topics {

@@ -27,7 +27,7 @@ type round struct {
 type memory struct {
 	polls     int
 	interest  map[string]bool // topics that groups had commits on
-	configs   topicConfigs
+	configs   configs
 	timelines map[partition]*timeline
 	firstsAt  time.Time         // when first records were last asked for anew
 	groups    map[string]string // by name, their types: those that were read, or should have been
@@ -39,7 +39,7 @@ type memory struct {
 func newMemory(config Config) memory {
 	return memory{
 		interest:  map[string]bool{},
-		configs:   topicConfigs{interval: config.TopicConfigInterval, byTopic: map[string]topicConfig{}},
+		configs:   configs{interval: config.TopicConfigInterval, byTopic: map[string]topicConfig{}},
 		timelines: map[partition]*timeline{},
 		groups:    map[string]string{},
 		members:   map[string]seenMembers{},

@@ -19,6 +19,14 @@ type Known[T any] struct {
 
 func known[T any](v T) Known[T] { return Known[T]{v, true} }
 
+// then is f of what is known.
+func (k Known[T]) then(f func(T) T) Known[T] {
+	if !k.OK {
+		return k
+	}
+	return known(f(k.Value))
+}
+
 // Topics is what one poll saw of the watched topics: those that the watched
 // groups have commits on, and those that Client.Watch named.
 type Topics struct {
@@ -26,6 +34,10 @@ type Topics struct {
 	At time.Time
 	// Topics by name. One that could not be read is here with nothing known.
 	Topics map[string]*Topic
+	// OffsetsRetention is how long the brokers keep the committed offsets of a
+	// group without members (offsets.retention.minutes), the shortest of them;
+	// not known without DESCRIBE_CONFIGS on the cluster.
+	OffsetsRetention Known[time.Duration]
 
 	problems    []poll.Problem
 	granularity string
@@ -130,6 +142,12 @@ type GroupPartition struct {
 
 // waits says whether the log has something to come for the group.
 func (p GroupPartition) waits() bool { return p.Lag.OK && p.Lag.Value > 0 }
+
+// Beyond says that the commit lies past the log's end: the topic was made anew,
+// or has lost records.
+func (p GroupPartition) Beyond() bool {
+	return p.OutOfRange.OK && p.OutOfRange.Value && p.Next <= p.Committed
+}
 
 // Problems implements poll.Snapshot.
 func (t *Topics) Problems() []poll.Problem { return t.problems }

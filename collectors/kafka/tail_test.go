@@ -359,10 +359,7 @@ func TestRealRandomHistoryOfTransactions(t *testing.T) {
 
 // The broker's own retention takes handled events and an aborted transaction
 // behind them, and later events that nobody read.
-func TestRealRetentionAfterAnAbortedTransaction(t *testing.T) {
-	t.Parallel()
-	s := testenv.KafkaServer(t, kafkaserver.Options{Brokers: 3, Config: map[string]string{
-		"log.retention.check.interval.ms": "300", "log.initial.task.delay.ms": "300"}})
+func retentionAfterAnAbortedTransaction(t *testing.T, s *kafkaserver.Server) {
 	client, admin, topic := real(t, s, "payments", 1, map[string]string{"retention.ms": "60000", "segment.ms": "1000"})
 	b := watch(t, s.Brokers())
 	handled20(t, client, s.Brokers(), admin, "ledger", topic)

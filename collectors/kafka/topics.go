@@ -17,7 +17,7 @@ var (
 	retentionBytesDesc = prometheus.NewDesc("kafka_topic_retention_bytes",
 		"Effective retention.bytes of each of the topic's partitions, +Inf where it never deletes by size. Absent where the configuration cannot be read.", []string{"topic"}, nil)
 	worstCaseDesc = prometheus.NewDesc("kafka_topic_worst_case_retention_seconds",
-		"How long a record can really stay: retention.ms plus segment.ms, since whole segments are deleted after their newest record expired. Absent where the configuration cannot be read.", []string{"topic"}, nil)
+		"How long a record can really stay: retention.ms plus segment.ms, since whole segments are deleted after their newest record expired; +Inf where the policy compacts too. Absent where the configuration cannot be read.", []string{"topic"}, nil)
 )
 
 // boundsDescs are the metrics whose labels follow the granularity.
@@ -82,9 +82,11 @@ func (t *Topics) Collect(now time.Time, ch chan<- prometheus.Metric) {
 	send := newSender(now, ch)
 	for _, topic := range t.Topics {
 		if r := topic.Retention; r.OK {
-			send.gauge(retentionSecondsDesc, r.Value.Seconds, topic.labels)
-			send.gauge(retentionBytesDesc, r.Value.Bytes, topic.labels)
-			send.gauge(worstCaseDesc, r.Value.WorstCaseSeconds, topic.labels)
+			for desc, v := range map[*prometheus.Desc]Known[float64]{retentionSecondsDesc: r.Value.Seconds, retentionBytesDesc: r.Value.Bytes, worstCaseDesc: r.Value.WorstCaseSeconds} {
+				if v.OK {
+					send.gauge(desc, v.Value, topic.labels)
+				}
+			}
 		}
 		if t.granularity == ByTopic {
 			start, end, stable, oldest, ok := topic.sum()

@@ -3,7 +3,9 @@ package kafka_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +30,7 @@ func TestRetention(t *testing.T) {
 		"unlimited":     {map[string]string{"retention.ms": "-1"}, inf, inf, inf},
 		"longest":       {map[string]string{"retention.ms": "9223372036854775807", "segment.ms": "1"}, math.MaxInt64 / 1000.0, inf, math.MaxInt64 / 1000.0},
 		"compacted":     {map[string]string{"cleanup.policy": "compact", "retention.ms": "3600000", "retention.bytes": "5"}, inf, inf, inf},
-		"both-policies": {map[string]string{"cleanup.policy": "compact,delete", "retention.ms": "3600000"}, 3600, inf, 3600 + 7*day},
+		"both-policies": {map[string]string{"cleanup.policy": "compact,delete", "retention.ms": "3600000"}, 3600, inf, inf},
 	}
 	var topics []string
 	for name, tt := range tests {
@@ -113,6 +115,12 @@ func TestTopicConfigsAreReadSeldom(t *testing.T) {
 		c.KeepControl()
 		var topics []string
 		for _, r := range req.(*kmsg.DescribeConfigsRequest).Resources {
+			if r.ResourceType == kmsg.ConfigResourceTypeBroker {
+				if fmt.Sprint(r.ConfigNames) != "[offsets.retention.minutes]" {
+					t.Errorf("asked a broker for keys %v", r.ConfigNames)
+				}
+				continue
+			}
 			topics = append(topics, r.ResourceName)
 			if fmt.Sprint(r.ConfigNames) != "[cleanup.policy retention.ms retention.bytes segment.ms]" {
 				t.Errorf("asked for keys %v", r.ConfigNames)
@@ -127,19 +135,19 @@ func TestTopicConfigsAreReadSeldom(t *testing.T) {
 	for range 9 {
 		b.next()
 	}
-	if fmt.Sprint(asked) != "[[a b]]" {
-		t.Errorf("asked %v over 10 polls, want once", asked)
+	if fmt.Sprint(asked) != "[[a b] [a b] [a b]]" { // by each of the three brokers with replicas
+		t.Errorf("asked %v over 10 polls, want once of each broker", asked)
 	}
 	asked = nil
 	b.client.Watch(nil, []string{"a", "b", "c"})
 	b.next() // a new topic is asked for at once, and alone
-	if fmt.Sprint(asked) != "[[c]]" {
-		t.Errorf("asked %v for a new topic, want [[c]]", asked)
+	if fmt.Sprint(asked) != "[[c] [c] [c]]" {
+		t.Errorf("asked %v for a new topic, want c alone", asked)
 	}
 	asked = nil
 	b.clock.add(5 * time.Minute)
 	b.next()
-	if fmt.Sprint(asked) != "[[a b c]]" {
+	if fmt.Sprint(asked) != "[[a b c] [a b c] [a b c]]" {
 		t.Errorf("asked %v after the interval, want all", asked)
 	}
 }
@@ -208,4 +216,98 @@ func TestListOffsets(t *testing.T) {
 	if n, sum := count.take(); sum > 5 {
 		t.Errorf("%d requests: %v, want one for metadata, one a broker, and one to see that the empty partition is", sum, n)
 	}
+}
+
+// What a broker leaves out or says strangely withholds what needs it, is named,
+// and nothing else.
+func TestSettingsThatABrokerLeavesOut(t *testing.T) {
+	t.Parallel()
+	const seconds, bytes, worst = "kafka_topic_retention_seconds", "kafka_topic_retention_bytes", "kafka_topic_worst_case_retention_seconds"
+	all := map[string]string{"cleanup.policy": "delete", "retention.ms": "60000", "retention.bytes": "1000", "segment.ms": "2000"}
+	with := func(key, value string) map[string]string {
+		out := maps.Clone(all)
+		if out[key] = value; value == "" {
+			delete(out, key)
+		}
+		return out
+	}
+	inf := math.Inf(1)
+	for name, tt := range map[string]struct {
+		told  map[string]string
+		want  map[string]float64
+		named string
+	}{
+		"everything":         {all, map[string]float64{seconds: 60, bytes: 1000, worst: 62}, ""},
+		"no retention.bytes": {with("retention.bytes", ""), map[string]float64{seconds: 60, worst: 62}, "retention.bytes"},
+		"no segment.ms":      {with("segment.ms", ""), map[string]float64{seconds: 60, bytes: 1000}, "segment.ms"},
+		"no retention.ms":    {with("retention.ms", ""), map[string]float64{bytes: 1000}, "retention.ms"},
+		"no cleanup.policy":  {with("cleanup.policy", ""), nil, "cleanup.policy"},
+		"segment.ms of -1":   {with("segment.ms", "-1"), map[string]float64{seconds: 60, bytes: 1000, worst: inf}, ""},
+		"no number":          {with("retention.ms", "7d"), map[string]float64{bytes: 1000}, "whole number"},
+		"spaces":             {with("cleanup.policy", "compact, delete"), map[string]float64{seconds: 60, bytes: 1000, worst: inf}, ""},
+		"no policy at all":   {with("cleanup.policy", "none"), map[string]float64{seconds: inf, bytes: inf, worst: inf}, ""},
+		"unlimited, no segment.ms": {map[string]string{"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
+			map[string]float64{seconds: inf, bytes: inf, worst: inf}, "segment.ms"},
+	} {
+		c := cluster(t, kfake.SeedTopics(1, "payments"))
+		c.ControlKey(int16(kmsg.DescribeConfigs), func(req kmsg.Request) (kmsg.Response, error, bool) {
+			c.KeepControl()
+			return configsAnswer(req, func(string) map[string]string { return tt.told }), nil, true
+		})
+		b := watch(t, c.ListenAddrs())
+		b.client.Watch(nil, []string{"payments"})
+		b.mustPoll()
+		p := b.scrape()
+		for _, metric := range []string{seconds, bytes, worst} {
+			series := metric + `{topic="payments"}`
+			if want, ok := tt.want[metric]; ok {
+				p.want(t, series, want)
+			} else {
+				p.absent(t, series)
+			}
+		}
+		said := fmt.Sprint(b.topics.Status().Problems)
+		if tt.named != "" && !strings.Contains(said, tt.named) || tt.named == "" && said != "[]" {
+			t.Errorf("%s: problems %s, want %q named", name, said, tt.named)
+		}
+	}
+}
+
+// configsAnswer is a broker's answer for topics, with these settings and no
+// other.
+func configsAnswer(req kmsg.Request, told func(topic string) map[string]string) *kmsg.DescribeConfigsResponse {
+	resp := req.ResponseKind().(*kmsg.DescribeConfigsResponse)
+	for _, r := range req.(*kmsg.DescribeConfigsRequest).Resources {
+		res := kmsg.NewDescribeConfigsResponseResource()
+		res.ResourceType, res.ResourceName = r.ResourceType, r.ResourceName
+		for k, v := range told(r.ResourceName) {
+			one := kmsg.NewDescribeConfigsResponseResourceConfig()
+			one.Name, one.Value = k, &v
+			res.Configs = append(res.Configs, one)
+		}
+		resp.Resources = append(resp.Resources, res)
+	}
+	return resp
+}
+
+// Settings that change while the exporter runs are read at the next interval,
+// and at once where the topic has moved to another broker.
+func TestSettingsThatChange(t *testing.T) {
+	t.Parallel()
+	c := cluster(t, kfake.SeedTopics(1, "payments"))
+	b := watch(t, c.ListenAddrs())
+	b.client.Watch(nil, []string{"payments"})
+	b.mustPoll()
+	const series = `kafka_topic_retention_seconds{topic="payments"}`
+	b.scrape().want(t, series, 7*86_400)
+	alter(t, c.admin, "payments", "retention.ms", "60000")
+	b.next()
+	b.scrape().want(t, series, 7*86_400)
+	b.clock.add(5 * time.Minute)
+	b.mustPoll()
+	b.scrape().want(t, series, 60)
+	alter(t, c.admin, "payments", "cleanup.policy", "compact")
+	b.clock.add(5 * time.Minute)
+	b.mustPoll()
+	b.scrape().want(t, series, math.Inf(1))
 }

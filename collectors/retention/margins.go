@@ -3,7 +3,6 @@ package retention
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -19,7 +18,9 @@ const Unlimited = span.Unlimited
 type Numbers struct {
 	// Topic is retention.ms as the broker applies it; WorstCase is how long a
 	// record can really stay, retention.ms + segment.ms, since a segment is
-	// deleted whole. Unlimited where the topic never deletes.
+	// deleted whole. Unlimited where the topic never deletes. Not known where it
+	// deletes by size alone, and the worst case where it compacts too: there the
+	// oldest record really there is what can be compared.
 	Topic, WorstCase kafka.Known[time.Duration]
 	// OldestRecord is the age of the oldest record really there, over all
 	// partitions, by its timestamp. Not known where there is no record, or
@@ -41,8 +42,11 @@ func numbers(now time.Time, m *postgres.Markers, marked *postgres.Series, topic 
 	if topic == nil {
 		return n
 	}
-	if r := topic.Retention; r.OK && !math.IsNaN(r.Value.Seconds) && !math.IsNaN(r.Value.WorstCaseSeconds) {
-		n.Topic, n.WorstCase = known(span.Seconds(r.Value.Seconds)), known(span.Seconds(r.Value.WorstCaseSeconds))
+	if r := topic.Retention; r.OK && !r.Value.SizeLimited() {
+		n.Topic, n.WorstCase = duration(r.Value.Seconds), duration(r.Value.WorstCaseSeconds)
+		if n.Topic.OK && n.Topic.Value != Unlimited && n.WorstCase.Value == Unlimited {
+			n.WorstCase = kafka.Known[time.Duration]{}
+		}
 	}
 	for _, p := range topic.Partitions {
 		switch {
@@ -60,6 +64,14 @@ func numbers(now time.Time, m *postgres.Markers, marked *postgres.Series, topic 
 		}
 	}
 	return n
+}
+
+// duration is seconds that a broker told.
+func duration(s kafka.Known[float64]) kafka.Known[time.Duration] {
+	if !s.OK {
+		return kafka.Known[time.Duration]{}
+	}
+	return known(span.Seconds(s.Value))
 }
 
 // Compare fills in the numbers and what follows from them; factor is how many

@@ -5,6 +5,7 @@ package kafkaserver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,11 @@ type Options struct {
 	// Protocol of the listener for clients: PLAINTEXT (the default), SSL,
 	// SASL_PLAINTEXT or SASL_SSL. What it needs goes into Config.
 	Protocol string
+	// Version of Apache Kafka, 3.0 or newer; "" means Version.
+	Version string
+	// Tiered keeps what topics with remote.storage.enable move to the remote
+	// tier in a folder.
+	Tiered bool
 }
 
 // Server is a cluster.
@@ -54,7 +60,7 @@ type node struct {
 
 // Start makes and starts a cluster.
 func Start(ctx context.Context, o Options) (*Server, error) {
-	java, classpath, err := find(ctx)
+	java, classpath, err := find(ctx, cmp.Or(o.Version, Version), o.Tiered)
 	if err != nil {
 		return nil, err
 	}
@@ -136,6 +142,19 @@ func (s *Server) configure(o Options) error {
 			"broker.session.timeout.ms":    "6000",
 			"broker.heartbeat.interval.ms": "500",
 		}
+		if o.Tiered {
+			maps.Copy(conf, map[string]string{
+				"remote.log.storage.system.enable":                         "true",
+				"remote.log.storage.manager.class.name":                    "org.apache.kafka.server.log.remote.storage.LocalTieredStorage",
+				"rsm.config.dir":                                           filepath.Join(s.Dir, "remote"),
+				"remote.log.metadata.manager.listener.name":                "INTERNAL",
+				"rlmm.config.remote.log.metadata.topic.replication.factor": "1",
+				"rlmm.config.remote.log.metadata.topic.num.partitions":     "1",
+				"remote.log.manager.task.interval.ms":                      "500",
+				"remote.log.metadata.manager.impl.prefix":                  "rlmm.config.",
+				"remote.log.storage.manager.impl.prefix":                   "rsm.config.",
+			})
+		}
 		maps.Copy(conf, o.Config)
 		var b strings.Builder
 		for _, k := range slices.Sorted(maps.Keys(conf)) {
@@ -204,18 +223,23 @@ var errPortTaken = errors.New("a port was taken")
 
 // ready waits until each broker knows all of them and a controller.
 func (s *Server) ready(ctx context.Context) error {
-	client, err := kgo.NewClient(kgo.SeedBrokers(s.Internal()...), kgo.RequestRetries(0))
-	if err != nil {
-		return err
+	var clients []*kgo.Client // one for each: a broker may be known before it listens
+	for _, address := range s.Internal() {
+		client, err := kgo.NewClient(kgo.SeedBrokers(address), kgo.RequestRetries(0))
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		clients = append(clients, client)
 	}
-	defer client.Close()
 	for {
-		try, cancel := context.WithTimeout(ctx, 2*time.Second)
-		req := kmsg.NewPtrMetadataRequest()
-		req.Topics = []kmsg.MetadataRequestTopic{} // none, where nil is all
-		meta, err := req.RequestWith(try, client)
-		cancel()
-		if err == nil && len(meta.Brokers) == len(s.nodes) && meta.ControllerID >= 0 {
+		var err error
+		for len(clients) > 0 && err == nil {
+			if err = s.whole(ctx, clients[0]); err == nil {
+				clients = clients[1:]
+			}
+		}
+		if err == nil {
 			return nil
 		}
 		for _, nd := range s.nodes {
@@ -236,6 +260,22 @@ func (s *Server) ready(ctx context.Context) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// whole asks one broker whether it knows all of them and a controller.
+func (s *Server) whole(ctx context.Context, client *kgo.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req := kmsg.NewPtrMetadataRequest()
+	req.Topics = []kmsg.MetadataRequestTopic{} // none, where nil is all
+	resp, err := client.SeedBrokers()[0].Request(ctx, req)
+	if err != nil {
+		return err
+	}
+	if meta := resp.(*kmsg.MetadataResponse); len(meta.Brokers) != len(s.nodes) || meta.ControllerID < 0 {
+		return fmt.Errorf("it knows %d brokers of %d, controller %d", len(meta.Brokers), len(s.nodes), meta.ControllerID)
+	}
+	return nil
 }
 
 // Brokers are the addresses for clients, by Options.Protocol.

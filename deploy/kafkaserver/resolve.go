@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Version is the Apache Kafka that Start runs.
+// Version is the Apache Kafka that Start runs, unless Options say otherwise.
 const Version = "4.3.1"
 
 // The errors of a machine that cannot run Apache Kafka.
@@ -19,27 +19,36 @@ var (
 	ErrNoMaven = errors.New("no Maven to resolve Apache Kafka with: install it (Debian: apt-get install maven), or put mvn on PATH")
 )
 
-// pom names the broker, its command line tools and a logging backend (slf4j
-// 1.7, as Kafka uses).
-const pom = `<project xmlns="http://maven.apache.org/POM/4.0.0">
+// pom names the broker of a version, its command line tools, a logging backend
+// (slf4j 1.7, as Kafka uses), and with them the storage that Kafka's own tests
+// have for the remote tier: a folder.
+func pom(version string, tiered bool) string {
+	remote := ""
+	if tiered {
+		remote = `
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-storage</artifactId><version>` + version + `</version><classifier>test</classifier></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-clients</artifactId><version>` + version + `</version><classifier>test</classifier></dependency>`
+	}
+	return `<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>oncewatch</groupId>
   <artifactId>kafkaserver</artifactId>
   <version>1</version>
   <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + Version + `</version></dependency>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>` + Version + `</version></dependency>
-    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>2.25.4</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + version + `</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>` + version + `</version></dependency>
+    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>2.25.4</version></dependency>` + remote + `
   </dependencies>
 </project>
 `
+}
 
 // find is what every program of Kafka's is run with.
-func find(ctx context.Context) (java, classpath string, err error) {
+func find(ctx context.Context, version string, tiered bool) (java, classpath string, err error) {
 	if java, err = findJava(); err != nil {
 		return "", "", err
 	}
-	classpath, err = resolve(ctx)
+	classpath, err = resolve(ctx, version, tiered)
 	return java, classpath, err
 }
 
@@ -58,12 +67,15 @@ func findJava() (string, error) {
 
 // resolve returns the broker's class path. Maven's own repository is the cache
 // of the files; where they lie is noted beside, so that Maven runs only once.
-func resolve(ctx context.Context) (string, error) {
+func resolve(ctx context.Context, version string, tiered bool) (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
 		base = os.TempDir()
 	}
-	cache := filepath.Join(base, "oncewatch", "kafka-and-tools-"+Version)
+	cache := filepath.Join(base, "oncewatch", "kafka-and-tools-"+version)
+	if tiered {
+		cache += "-tiered"
+	}
 	note := filepath.Join(cache, "classpath")
 	if text, err := os.ReadFile(note); err == nil && allThere(string(text)) {
 		return string(text), nil
@@ -82,21 +94,21 @@ func resolve(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("make a cache for Kafka's class path: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(work) }()
-	if err := os.WriteFile(filepath.Join(work, "pom.xml"), []byte(pom), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(work, "pom.xml"), []byte(pom(version, tiered)), 0o644); err != nil {
 		return "", err
 	}
 	out := filepath.Join(work, "classpath")
 	cmd := exec.CommandContext(ctx, mvn, "-q", "-B", "-f", filepath.Join(work, "pom.xml"), "dependency:build-classpath", "-Dmdep.outputFile="+out)
 	if text, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: %w: %s", Version, err, lastLines(text, 5))
+		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: %w: %s", version, err, lastLines(text, 5))
 	}
 	text, err := os.ReadFile(out)
 	if err != nil {
-		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: %w", Version, err)
+		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: %w", version, err)
 	}
 	classpath := strings.TrimSpace(string(text))
 	if !allThere(classpath) {
-		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: its class path names files that do not exist: remove %s and Maven's local repository", Version, cache)
+		return "", fmt.Errorf("resolve Apache Kafka %s with Maven: its class path names files that do not exist: remove %s and Maven's local repository", version, cache)
 	}
 	if err := os.WriteFile(out, []byte(classpath), 0o644); err != nil {
 		return "", err
@@ -111,7 +123,7 @@ func resolve(ctx context.Context) (string, error) {
 // org.apache.kafka.tools.AclCommand for kafka-acls.sh: a command and its first
 // arguments.
 func Tool(ctx context.Context, class string) ([]string, error) {
-	java, classpath, err := find(ctx)
+	java, classpath, err := find(ctx, Version, false)
 	if err != nil {
 		return nil, err
 	}
