@@ -11,6 +11,7 @@
 //	watch.go      what the groups passed while nobody watched
 //	history.go    where the groups stood when the markers were read
 //	rewind.go     how far back in time a reset is safe
+//	missing.go    whose committed offsets are gone
 //	margins.go    the five retention numbers and what would mend them
 //	snapshot.go   what a poll yields, as data and as metrics
 //
@@ -112,7 +113,11 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 	for _, m := range stores {
 		for i := range m.Series {
 			marked := &m.Series[i]
-			if group := groupOf(m, marked, groups, byName); group != nil && group.Readable {
+			group := groupOf(m, marked, groups, byName)
+			if one, ok := missing(m, marked, group, topics); ok {
+				out.addMissing(one)
+			}
+			if group != nil && group.Readable {
 				subjects, how := s.subjects(now, m, marked, group, topics, alive)
 				methods = append(methods, how...)
 				for _, one := range subjects {

@@ -35,6 +35,7 @@ var (
 )
 
 func describe(ch chan<- *prometheus.Desc, byTopic bool) {
+	ch <- missingDesc
 	if ch <- rewindDesc; byTopic {
 		ch <- unprotectedDescs[1]
 		ch <- unverifiedDescs[1]
@@ -51,6 +52,8 @@ type Snapshot struct {
 	At time.Time
 	// Series by database, group and topic: those that have markers and commits.
 	Series []*Series
+	// Missing by group and topic: those that have markers.
+	Missing []Missing
 
 	byTopic  bool
 	problems []poll.Problem
@@ -230,6 +233,7 @@ func (s *Snapshot) Problems() []poll.Problem { return s.problems }
 
 // Collect implements poll.Snapshot.
 func (s *Snapshot) Collect(now time.Time, ch chan<- prometheus.Metric) {
+	s.collectMissing(ch)
 	for _, one := range s.Series {
 		if at := one.SafeRewind; at.OK {
 			poll.Age(ch, rewindDesc, now.Sub(at.Value).Seconds(), one.Database, one.Group, one.Topic)
