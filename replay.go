@@ -7,8 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -18,11 +20,16 @@ import (
 	"oncewatch/collectors/replay"
 )
 
+// memoryLimit of Go's heap while records are read, in bytes: with the program
+// itself it stays below 100 MB.
+const memoryLimit = 56 << 20
+
 type replayCmd struct {
 	collectors.Config
 	Group     string  `required:"" help:"The consumer group that would be reset."`
 	Topic     string  `help:"Only this topic. Default: all that the group has offsets on."`
 	To        string  `default:"earliest" placeholder:"TARGET" help:"Where it would be reset to: earliest, a time (RFC 3339), a time ago such as -36h, or offset:N."`
+	Exporter  string  `placeholder:"URL" help:"Ask a running exporter, which knows what vanished over time. Default: look by itself."`
 	Database  string  `placeholder:"NAME" help:"The store whose markers count, where several have markers of the group."`
 	Verify    bool    `help:"Read the records between target and offsets, in no group, and look each event id up: exact without any history."`
 	EventID   string  `default:"header:event_id" placeholder:"WHERE" help:"Where records carry their event id: header:NAME, key or json:/path/in/value."`
@@ -32,27 +39,17 @@ type replayCmd struct {
 }
 
 func (c *replayCmd) Run(ctx context.Context, env *environment) error {
-	if err := c.LoadStores(env.file); err != nil {
-		return err
-	}
-	o := collectors.ReplayOptions{Group: c.Group, Topic: c.Topic, Database: c.Database, Verify: c.Verify, IDFrom: c.EventID, RateLimit: c.RateLimit}
-	var err error
-	if o.To, err = replay.ParseTarget(c.To, time.Now()); err != nil {
-		return err
-	}
-	if o.EventID, err = replay.ParseEventID(c.EventID); err != nil {
-		return err
-	}
 	if c.RateLimit < 0 {
 		return fmt.Errorf("--rate-limit: %v is negative: leave it out for no limit", c.RateLimit)
 	}
 	if err := writable(c.Plan); err != nil {
 		return err
 	}
-	bar := replay.NewBar(env.stderr, terminalWidth(env.stderr))
-	o.Progress = bar.Show
-	a, err := collectors.Replay(ctx, c.Config, o, slog.New(slog.DiscardHandler))
-	bar.Clear()
+	if c.Verify {
+		// What a long reading leaves behind is collected before it adds up.
+		defer debug.SetMemoryLimit(debug.SetMemoryLimit(memoryLimit))
+	}
+	a, err := c.answer(ctx, env)
 	if err != nil {
 		return err
 	}
@@ -73,6 +70,26 @@ func (c *replayCmd) Run(ctx context.Context, env *environment) error {
 	return nil
 }
 
+func (c *replayCmd) answer(ctx context.Context, env *environment) (*replay.Answer, error) {
+	q := replay.Question{Group: c.Group, Topic: c.Topic, To: c.To, Database: c.Database}
+	if c.Exporter != "" {
+		if c.Verify {
+			return nil, errors.New("--exporter and --verify are two ways to know: set one of them")
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		return replay.Ask(ctx, http.DefaultClient, c.Exporter, q)
+	}
+	if err := c.LoadStores(env.file); err != nil {
+		return nil, err
+	}
+	bar := replay.NewBar(env.stderr, terminalWidth(env.stderr))
+	defer bar.Clear()
+	return collectors.Replay(ctx, c.Config, q,
+		collectors.ReplayLook{Verify: c.Verify, EventID: c.EventID, RateLimit: c.RateLimit, Progress: bar.Show, Counting: bar.Counting},
+		slog.New(slog.DiscardHandler))
+}
+
 // plan writes the plan, and says what to do with it.
 func (c *replayCmd) plan(a *replay.Answer, w io.Writer) error {
 	if a.Partial != "" {
@@ -85,8 +102,12 @@ func (c *replayCmd) plan(a *replay.Answer, w io.Writer) error {
 	if err := os.WriteFile(c.Plan, []byte(text.String()), 0o644); err != nil {
 		return fmt.Errorf("--plan: %w", err)
 	}
-	_, err := fmt.Fprintf(w, "The plan is in %s. Stop the pruner and the group's members, then:\n  kafka-consumer-groups.sh --bootstrap-server %s --group '%s' --reset-offsets --from-file %s --dry-run\nand with --execute in place of --dry-run.\n",
-		c.Plan, strings.Join(c.Kafka.Brokers, ","), c.Group, c.Plan)
+	brokers := strings.Join(c.Kafka.Brokers, ",")
+	if c.Exporter != "" {
+		brokers = "$BROKERS"
+	}
+	_, err := fmt.Fprintf(w, "The plan is in %s. Stop the pruner and the group's members, then:\n  kafka-consumer-groups.sh --bootstrap-server %s --group %s --reset-offsets --from-file %s --dry-run\nand with --execute in place of --dry-run.\n",
+		c.Plan, brokers, replay.ShellWord(c.Group), replay.ShellWord(c.Plan))
 	return err
 }
 

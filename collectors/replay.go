@@ -3,37 +3,37 @@ package collectors
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
+	"time"
 
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/replay"
+	"oncewatch/collectors/retention"
 )
 
-// ReplayOptions say what would be reset, and how it is looked at.
-type ReplayOptions struct {
-	Group, Topic string // an empty topic: all that the group has offsets on
-	To           replay.Target
-	// Database is the label of the store whose markers count; needed where
-	// several have markers of the group.
-	Database string
-
-	// Verify reads the records between target and offsets; the rest is of that.
+// ReplayLook is how a look of its own is made.
+type ReplayLook struct {
+	// Verify reads the records between target and offsets, in no group.
 	Verify    bool
-	EventID   replay.EventID
-	IDFrom    string
+	EventID   string // as replay.ParseEventID reads it
 	RateLimit float64
 	Progress  func(replay.Progress)
+	// Counting is told how far the markers are counted, 0 to 1.
+	Counting func(float64)
 }
 
 // Replay tells what a reset of a group's offsets would apply twice, by a look
 // of its own. It resets nothing.
-func Replay(ctx context.Context, c Config, o ReplayOptions, log *slog.Logger) (*replay.Answer, error) {
-	if !o.Verify {
-		return nil, errors.New("--verify: only what the records themselves tell is told yet: set it")
+func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, log *slog.Logger) (*replay.Answer, error) {
+	id, err := replay.ParseEventID(look.EventID)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := replay.ParseTarget(q.To, time.Now()); err != nil {
+		return nil, err
 	}
 	// The group that was asked about is looked at, whatever is exported.
 	c.Kafka.Group, c.Kafka.GroupExclude, c.Kafka.Topic, c.Kafka.TopicExclude = "", "", "", ""
@@ -43,73 +43,128 @@ func Replay(ctx context.Context, c Config, o ReplayOptions, log *slog.Logger) (*
 		return nil, err
 	}
 	defer e.Close()
-	if err := e.groups.Once(ctx); err != nil {
+	for _, p := range []*poll.Poller{e.groups, e.topics} {
+		if err := p.Once(ctx); err != nil {
+			return nil, err
+		}
+	}
+	// Before a long look: what was asked for may not be there.
+	a, err := e.seen().Begin(ctx, q, e.kafka, e.now())
+	if err != nil && (look.Verify || !e.forgotten(ctx, q, err)) {
 		return nil, err
 	}
-	if err := e.topics.Once(ctx); err != nil {
-		return nil, err
-	}
-	groups, _ := latest[*kafka.Groups](e.groups)
-	topics, _ := latest[*kafka.Topics](e.topics)
-	a := &replay.Answer{Group: o.Group, To: o.To.String(), At: e.now().UTC()}
-	if a.Topics, a.Warnings, err = replay.Start(o.Group, o.Topic, groups, topics); err != nil {
-		return nil, err
-	}
-	warnings, err := o.To.Place(ctx, e.kafka, a.Topics)
-	if err != nil {
-		return nil, err
-	}
-	a.Warnings = append(a.Warnings, warnings...)
-	return a, e.verify(ctx, a, o)
-}
-
-// verify completes the answer from the records themselves.
-func (e *Exporter) verify(ctx context.Context, a *replay.Answer, o ReplayOptions) error {
-	lookups, err := e.lookups(ctx, o)
-	if err != nil {
-		return err
-	}
-	a.Database, a.Source = lookups[0].Database(), "every record and its marker"
-	v := replay.Verifier{
-		Read: func(ctx context.Context, topic string, spans []kafka.Span) (replay.Records, error) {
-			return e.kafka.Read(ctx, topic, spans)
-		},
-		EventID: o.EventID, IDFrom: o.IDFrom, RateLimit: o.RateLimit, Progress: o.Progress, Now: e.now,
-	}
-	for _, l := range lookups {
-		v.Markers = append(v.Markers, l)
-	}
-	return v.Verify(ctx, a)
-}
-
-// lookups are into the one set of markers that the group has.
-func (e *Exporter) lookups(ctx context.Context, o ReplayOptions) ([]*postgres.Lookup, error) {
-	found := map[string][]*postgres.Lookup{}
-	var databases, looked []string
-	for _, s := range e.stores {
-		l, err := s.Lookup(ctx, o.Group)
+	if look.Verify {
+		lookups, err := e.lookups(ctx, q)
 		if err != nil {
 			return nil, err
 		}
-		if looked = append(looked, fmt.Sprintf("table %s of database %s", l.Table(), l.Database())); o.Database != "" && l.Database() != o.Database {
+		a.Database, a.Source = lookups[0].Database(), "every record and its marker"
+		v := replay.Verifier{
+			Read: func(ctx context.Context, topic string, spans []kafka.Span) (replay.Records, error) {
+				return e.kafka.Read(ctx, topic, spans)
+			},
+			EventID: id, IDFrom: look.EventID, RateLimit: look.RateLimit, Progress: look.Progress, Now: e.now,
+		}
+		for _, l := range lookups {
+			v.Markers = append(v.Markers, l)
+		}
+		return a, v.Verify(ctx, a)
+	}
+	if err = e.settle(ctx, look.Counting); err != nil {
+		return nil, err
+	}
+	if a, err = e.Replay(ctx, q); err == nil {
+		a.Source = "a first look, which knows nothing of markers that had vanished before"
+	}
+	return a, err
+}
+
+// forgotten says whether a group that Kafka keeps no offsets of has markers all
+// the same: its offsets have expired, or were deleted.
+func (e *Exporter) forgotten(ctx context.Context, q replay.Question, err error) bool {
+	var input *replay.InputError
+	if !errors.As(err, &input) || input.Parameter != "group" {
+		return false
+	}
+	lookups, err := e.lookups(ctx, q)
+	return err == nil && len(lookups) > 0
+}
+
+// settle polls until another poll would add nothing.
+func (e *Exporter) settle(ctx context.Context, counting func(float64)) error {
+	for e.Once(ctx); ; {
+		e.Once(ctx)
+		for _, s := range e.stores {
+			m, ok := latest[*postgres.Markers](s.markers)
+			if !ok {
+				if err := s.markers.Status().Err; err != nil {
+					return err
+				}
+				continue
+			}
+			if counting != nil && !m.Ready {
+				counting(m.Progress)
+			}
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if e.complete() {
+			return nil
+		}
+		select { // let the server breathe
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// seen is what the replay's answers are made from.
+func (e *Exporter) seen() (s replay.Seen) {
+	s.Groups, _ = latest[*kafka.Groups](e.groups)
+	s.Topics, _ = latest[*kafka.Topics](e.topics)
+	s.Retention, _ = latest[*retention.Snapshot](e.compared)
+	for _, one := range e.stores {
+		m, ok := latest[*postgres.Markers](one.markers)
+		if !ok {
+			s.Silent = true
 			continue
+		}
+		if !slices.Contains(s.Databases, m.Database) {
+			s.Databases = append(s.Databases, m.Database)
+		}
+	}
+	return s
+}
+
+// Replay tells what a reset would apply twice, by what has been seen so far.
+func (e *Exporter) Replay(ctx context.Context, q replay.Question) (*replay.Answer, error) {
+	return e.seen().Answer(ctx, q, e.kafka, e.now())
+}
+
+// lookups are into the one set of markers that the group has.
+func (e *Exporter) lookups(ctx context.Context, q replay.Question) ([]*postgres.Lookup, error) {
+	by := map[string][]*postgres.Lookup{}
+	var found, looked []string
+	for _, s := range e.stores {
+		if named := s.Config().Database; q.Database != "" && named != "" && named != q.Database {
+			looked = append(looked, named)
+			continue
+		}
+		l, err := s.Lookup(ctx, q.Group)
+		if err != nil {
+			return nil, err
 		}
 		any, err := l.Any(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if any && !slices.Contains(databases, l.Database()) {
-			databases = append(databases, l.Database())
+		database := l.Database()
+		if looked = append(looked, database); any && !slices.Contains(found, database) {
+			found = append(found, database)
 		}
-		found[l.Database()] = append(found[l.Database()], l)
+		by[database] = append(by[database], l)
 	}
-	switch {
-	case len(found) == 0:
-		return nil, fmt.Errorf("--database: no store is named %s; looked at %s", o.Database, strings.Join(looked, ", "))
-	case len(databases) == 0:
-		return nil, fmt.Errorf("no marker of group %s is left in %s: if its markers are elsewhere, see --postgres.*; if all were deleted, a reset applies every record again", o.Group, strings.Join(looked, ", "))
-	case len(databases) > 1:
-		return nil, errors.New("several stores have markers of group " + o.Group + ": say which with --database=" + strings.Join(databases, " or --database="))
-	}
-	return found[databases[0]], nil
+	database, err := q.Store(found, looked)
+	return by[database], err
 }

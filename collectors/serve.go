@@ -60,7 +60,7 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	if started != nil {
 		started(Started{URL: server.URL(), Polled: e.Pollers.Wait})
 	}
-	err = server.Serve(ctx, web.Handler(w, metrics, page), web.Probes(e.Pollers.Ready), grace)
+	err = server.Serve(ctx, web.Handler(w, metrics, page, web.Replay(e.Replay)), web.Probes(e.Pollers.Ready), grace)
 	cancel()
 	<-polling
 	return err

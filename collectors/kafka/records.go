@@ -21,7 +21,7 @@ type Span struct {
 
 // Bounds of what a Reader holds in memory, and of its patience.
 const (
-	fetchBytes    = 4 << 20 // of one answer, as it comes from the broker
+	fetchBytes    = 2 << 20 // of one answer, as it comes from the broker
 	fetchesAtOnce = 2
 	recordsAtOnce = 5000
 	readPatience  = 30 * time.Second
@@ -84,7 +84,7 @@ func (c *Client) Read(ctx context.Context, topic string, recordRanges []Span) (*
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		// They tell that the end is reached where the last record was aborted.
 		kgo.KeepControlRecords(),
-		kgo.FetchMaxBytes(fetchBytes), kgo.FetchMaxPartitionBytes(fetchBytes/4),
+		kgo.FetchMaxBytes(fetchBytes), kgo.FetchMaxPartitionBytes(fetchBytes/2),
 		kgo.MaxConcurrentFetches(fetchesAtOnce),
 	)...)
 	if err != nil {

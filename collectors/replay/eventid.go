@@ -2,7 +2,6 @@ package replay
 
 import (
 	"encoding/json"
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -37,7 +36,7 @@ func ParseEventID(text string) (EventID, error) {
 		}
 		return func(r *kgo.Record) (string, bool) { return pointed(r.Value, path) }, nil
 	}
-	return nil, fmt.Errorf("--event-id: %q says nothing of where records carry their event id: want header:NAME, key or json:/path/in/value", text)
+	return nil, bad("event-id", "%q says nothing of where records carry their event id: want header:NAME, key or json:/path/in/value", text)
 }
 
 // pointed is the string or number at a path in a JSON text.

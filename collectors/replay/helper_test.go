@@ -83,9 +83,18 @@ func newWorld(t testing.TB, ddl string) *world {
 
 func newWorldAt(t testing.TB, brokers []string, ddl string) *world {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	return newWorldOn(t, brokers, testenv.Postgres(t), ddl)
+}
+
+func newWorldOn(t testing.TB, brokers []string, dsn, ddl string) *world {
+	t.Helper()
+	patience := 2 * time.Minute
+	if _, long := t.(*testing.B); long {
+		patience = 30 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	w := &world{TB: t, ctx: ctx, dsn: testenv.Postgres(t), brokers: brokers}
+	w := &world{TB: t, ctx: ctx, dsn: dsn, brokers: brokers}
 	var err error
 	if w.conn, err = pgx.Connect(ctx, w.dsn); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 )
 
 // WritePlan writes the offsets to reset to as Kafka's own tool reads them with
@@ -31,4 +32,14 @@ func (a *Answer) WritePlan(w io.Writer) error {
 func (p *Partition) plan() int64 {
 	at := min(max(p.Target, p.SafeOffset), max(p.Committed, p.LogStart))
 	return min(max(at, p.LogStart), p.LogEnd)
+}
+
+// ShellWord is a name as a shell takes it for one word.
+func ShellWord(name string) string {
+	if name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:", r)
+	}) {
+		return name
+	}
+	return "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 }

@@ -12,8 +12,8 @@ type repeats struct {
 	dropped bool
 }
 
-// remembered is how many ids are, at least: 32 MiB hold it.
-const remembered = 1 << 20
+// remembered is how many ids are, at least: 16 MiB hold twice as many.
+const remembered = 1 << 19
 
 func newRepeats() *repeats {
 	return &repeats{seed: maphash.MakeSeed()}

@@ -22,6 +22,18 @@ import (
 	"time"
 )
 
+// InputError is about what was asked for: a flag of the command, a parameter of
+// the address.
+type InputError struct {
+	Parameter, Text string
+}
+
+func (e *InputError) Error() string { return "--" + e.Parameter + ": " + e.Text }
+
+func bad(parameter, format string, args ...any) error {
+	return &InputError{parameter, fmt.Sprintf(format, args...)}
+}
+
 // Verdict is what a reset would do.
 type Verdict string
 

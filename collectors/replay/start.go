@@ -21,10 +21,10 @@ func Start(group, topic string, groups *kafka.Groups, topics *kafka.Topics) (out
 				names = append(names, one.Name)
 			}
 		}
-		return nil, nil, fmt.Errorf("--group: Kafka keeps no offsets of a group %s%s", group, config.Nearest(group, names))
+		return nil, nil, bad("group", "Kafka keeps no offsets of a group %s%s", group, config.Nearest(group, names))
 	}
 	if !g.Readable {
-		return nil, nil, fmt.Errorf("--group: the offsets of group %s cannot be read%s", group, because(groups.Problems(), "group "+group))
+		return nil, nil, bad("group", "the offsets of group %s cannot be read%s", group, because(groups.Problems(), "group "+group))
 	}
 	var names []string
 	for _, committed := range g.Topics {
@@ -53,7 +53,7 @@ func Start(group, topic string, groups *kafka.Groups, topics *kafka.Topics) (out
 		out = append(out, one)
 	}
 	if len(out) == 0 {
-		return nil, nil, fmt.Errorf("--topic: group %s has no offsets on a topic %s%s", group, topic, config.Nearest(topic, names))
+		return nil, nil, bad("topic", "group %s has no offsets on a topic %s%s", group, topic, config.Nearest(topic, names))
 	}
 	if n := g.Members; n.OK && n.Value > 0 {
 		warnings = append(warnings, fmt.Sprintf("Group %s has %d active members (%s): Kafka refuses to reset its offsets until they are stopped.", group, n.Value, strings.ToLower(g.State)))

@@ -30,24 +30,24 @@ func ParseTarget(text string, now time.Time) (Target, error) {
 	case isOffset:
 		n, err := strconv.ParseInt(number, 10, 64)
 		if err != nil || n < 0 {
-			return t, fmt.Errorf("--to: %q is no offset: want for example offset:23045", number)
+			return t, bad("to", "%q is no offset: want for example offset:23045", number)
 		}
 		t.offset = n
 		return t, nil
 	case strings.HasPrefix(text, "-"):
 		d, err := config.ParseDuration(text[1:])
 		if err != nil || d <= 0 {
-			return t, fmt.Errorf("--to: %q is no time ago: want for example -36h or -2d", text)
+			return t, bad("to", "%q is no time ago: want for example -36h or -2d", text)
 		}
 		t.at = now.Add(-d)
 		return t, nil
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return t, fmt.Errorf("--to: %q is none of earliest, a time such as 2026-11-28T04:13:00Z, a time ago such as -36h, offset:N", text)
+		return t, bad("to", "%q is none of earliest, a time such as 2026-11-28T04:13:00Z, a time ago such as -36h, offset:N", text)
 	}
 	if at.After(now) {
-		return t, fmt.Errorf("--to: %s lies in the future: a reset there would skip what waits, not replay", text)
+		return t, bad("to", "%s lies in the future: a reset there would skip what waits, not replay", text)
 	}
 	t.at = at
 	return t, nil
@@ -114,9 +114,9 @@ func (t Target) Place(ctx context.Context, lister OffsetLister, topics []Topic) 
 		n := len(topic.Partitions)
 		switch {
 		case !t.at.IsZero() && after == n && topic.anyRecords():
-			return nil, fmt.Errorf("--to: %s lies after the last record of every partition of topic %s: a reset there replays nothing", t.text, topic.Topic)
+			return nil, bad("to", "%s lies after the last record of every partition of topic %s: a reset there replays nothing", t.text, topic.Topic)
 		case after == n && t.offset > 0:
-			return nil, fmt.Errorf("--to: offset %d lies beyond the end of every partition of topic %s (%s)", t.offset, topic.Topic, topic.ends())
+			return nil, bad("to", "offset %d lies beyond the end of every partition of topic %s (%s)", t.offset, topic.Topic, topic.ends())
 		case !t.at.IsZero() && before == n && topic.anyRecords():
 			warnings = append(warnings, fmt.Sprintf("%s lies before the first record of topic %s: the same as earliest.", t.text, topic.Topic))
 		case t.at.IsZero() && before > 0:

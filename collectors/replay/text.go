@@ -145,7 +145,7 @@ func timeOr(t *time.Time, none string) string {
 // shown is a name from outside, which must not write to the terminal what it
 // likes.
 func shown(name string) string {
-	const most = 100
+	const most = 300
 	if len(name) > most {
 		name = name[:most] + "…"
 	}

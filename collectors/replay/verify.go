@@ -152,7 +152,7 @@ func (v *Verifier) Verify(ctx context.Context, a *Answer) error {
 	run.report() // the last word
 	run.notes()
 	if out := run.out; failed == nil && out.Records > 0 && out.WithoutID == out.Records {
-		return fmt.Errorf("none of %s records has an event id by --event-id=%s%s: say where it is with header:NAME, key or json:/path", count(out.Records), v.IDFrom, run.found())
+		return bad("event-id", "by %s none of %s records has an event id%s: say where it is with header:NAME, key or json:/path", v.IDFrom, count(out.Records), run.found())
 	}
 	if failed != nil {
 		a.Partial = failed.Error()

@@ -280,7 +280,7 @@ func TestVerifyBadInput(t *testing.T) {
 		}
 	}
 	if _, err := w.verify("ledger-writer", "earliest", byKey, func(v *replay.Verifier) { v.EventID, _ = replay.ParseEventID("json:/id") }); err == nil ||
-		err.Error() != "none of 20 records has an event id by --event-id=key (their headers: event_id): say where it is with header:NAME, key or json:/path" {
+		err.Error() != "--event-id: by key none of 20 records has an event id (their headers: event_id): say where it is with header:NAME, key or json:/path" {
 		t.Error(err)
 	}
 	a, err := w.verify("ledger-writer", "2020-01-01T00:00:00Z")

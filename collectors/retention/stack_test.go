@@ -483,6 +483,7 @@ func total(of map[int32]int64) (sum int64) {
 // returns the sum.
 func (s *stack) prove(what, group, topic string) int64 {
 	s.Helper()
+	s.planned(what, group, topic)
 	said := s.announced(group, topic)
 	before := s.twice(group, topic)
 	s.reset(group, topic)

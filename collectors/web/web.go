@@ -32,8 +32,8 @@ type Config struct {
 // metricsPath is the default of web.telemetry-path.
 const metricsPath = "/metrics"
 
-// Handler serves the metrics and the page.
-func Handler(c Config, metrics, page http.Handler) http.Handler {
+// Handler serves the metrics, the page, and what a reset would do.
+func Handler(c Config, metrics, page, replay http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET "+cmp.Or(c.TelemetryPath, metricsPath), metrics)
 	if page != nil {
@@ -43,6 +43,9 @@ func Handler(c Config, metrics, page http.Handler) http.Handler {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	if replay != nil {
+		mux.Handle("GET "+ReplayPath, replay)
 	}
 	return mux
 }
@@ -75,7 +78,7 @@ type Server struct {
 // Listen opens the listeners, so that an address in use is known before
 // anything else is started. It also reads the web configuration file once.
 func Listen(ctx context.Context, c Config, log *slog.Logger) (*Server, error) {
-	if p := cmp.Or(c.TelemetryPath, metricsPath); p == "/" || !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "/-/") || path.Clean(p) != p || strings.ContainsAny(p, "{} ") {
+	if p := cmp.Or(c.TelemetryPath, metricsPath); p == "/" || !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "/-/") || strings.HasPrefix(p, "/api/") || path.Clean(p) != p || strings.ContainsAny(p, "{} ") {
 		return nil, fmt.Errorf("--web.telemetry-path=%s: want a path of its own, such as /metrics; / is the page and /-/ the probes", p)
 	}
 	if err := toolkit.Validate(c.ConfigFile); err != nil {

@@ -130,7 +130,7 @@ func handler(t testing.TB, s poll.Source) http.Handler {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return web.Handler(web.Config{TelemetryPath: "/metrics"}, metrics, nil)
+	return web.Handler(web.Config{TelemetryPath: "/metrics"}, metrics, nil, nil)
 }
 
 func start(t *testing.T, c web.Config, h http.Handler) (url string, end func() error) {
