@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/term"
 
 	"oncewatch/collectors"
+	"oncewatch/collectors/httpclient"
 	"oncewatch/collectors/replay"
 )
 
@@ -26,16 +26,17 @@ const memoryLimit = 56 << 20
 
 type replayCmd struct {
 	collectors.Config
-	Group     string  `required:"" help:"The consumer group that would be reset."`
-	Topic     string  `help:"Only this topic. Default: all that the group has offsets on."`
-	To        string  `default:"earliest" placeholder:"TARGET" help:"Where it would be reset to: earliest, a time (RFC 3339), a time ago such as -36h, or offset:N."`
-	Exporter  string  `placeholder:"URL" help:"Ask a running exporter, which knows what vanished over time. Default: look by itself."`
-	Database  string  `placeholder:"NAME" help:"The store whose markers count, where several have markers of the group."`
-	Verify    bool    `help:"Read the records between target and offsets, in no group, and look each event id up: exact without any history."`
-	EventID   string  `default:"header:event_id" placeholder:"WHERE" help:"Where records carry their event id: header:NAME, key or json:/path/in/value."`
-	RateLimit float64 `placeholder:"RECORDS_PER_S" help:"Read no faster than this many records a second."`
-	Plan      string  `placeholder:"FILE" type:"path" help:"Write the offsets to reset to, never below what is safe, for kafka-consumer-groups --reset-offsets --from-file."`
-	Output    string  `default:"text" enum:"text,json" help:"${enum}."`
+	Group     string            `required:"" help:"The consumer group that would be reset."`
+	Topic     string            `help:"Only this topic. Default: all that the group has offsets on."`
+	To        string            `default:"earliest" placeholder:"TARGET" help:"Where it would be reset to: earliest, a time (RFC 3339), a time ago such as -36h, or offset:N."`
+	Exporter  string            `placeholder:"URL" help:"Ask a running exporter, which knows what vanished over time. Default: look by itself."`
+	HTTP      httpclient.Config `embed:"" prefix:"exporter."`
+	Database  string            `placeholder:"NAME" help:"The store whose markers count, where several have markers of the group."`
+	Verify    bool              `help:"Read the records between target and offsets, in no group, and look each event id up: exact without any history."`
+	EventID   string            `default:"header:event_id" placeholder:"WHERE" help:"Where records carry their event id: header:NAME, key or json:/path/in/value."`
+	RateLimit float64           `placeholder:"RECORDS_PER_S" help:"Read no faster than this many records a second."`
+	Plan      string            `placeholder:"FILE" type:"path" help:"Write the offsets to reset to, never below what is safe, for kafka-consumer-groups --reset-offsets --from-file."`
+	Output    string            `default:"text" enum:"text,json" help:"${enum}."`
 }
 
 func (c *replayCmd) Run(ctx context.Context, env *environment) error {
@@ -76,9 +77,17 @@ func (c *replayCmd) answer(ctx context.Context, env *environment) (*replay.Answe
 		if c.Verify {
 			return nil, errors.New("--exporter and --verify are two ways to know: set one of them")
 		}
+		if err := c.HTTP.Validate("--exporter."); err != nil {
+			return nil, err
+		}
+		client, err := httpclient.New(c.HTTP, "--exporter.")
+		if err != nil {
+			return nil, err
+		}
+		defer client.CloseIdleConnections()
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		return replay.Ask(ctx, http.DefaultClient, c.Exporter, q)
+		return replay.Ask(ctx, client, c.Exporter, q)
 	}
 	if err := c.LoadStores(env.file); err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/crypto/bcrypt"
 
 	"oncewatch/collectors/replay"
 	"oncewatch/deploy/testenv"
@@ -145,5 +146,48 @@ func TestReplayBadInput(t *testing.T) {
 	execute(t, dsn, `TRUNCATE processed_events`)
 	if code, _, errs := replayIt(t, append([]string{"--verify"}, sources...)...); code != 2 || !strings.Contains(errs, "--group: no marker of group ledger-writer was found in ") {
 		t.Errorf("exit code %d\n%s", code, errs)
+	}
+}
+
+// The answer is as protected as the metrics: by the certificate and the
+// password of --web.config.file, which the command brings along.
+func TestReplayAsksOverTLSWithAPassword(t *testing.T) {
+	t.Parallel()
+	brokers, dsn := replayed(t)
+	authority := testenv.NewAuthority(t)
+	authority.Sign("exporter")
+	hash, err := bcrypt.GenerateFromPassword([]byte("s3cret"), bcrypt.MinCost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	web := file("web.yml", fmt.Sprintf("tls_server_config:\n  cert_file: %s\n  key_file: %s\nbasic_auth_users:\n  ops: %s\n", authority.Path("exporter", "crt"), authority.Path("exporter", "key"), hash))
+	s := serve(t, "--kafka.brokers="+brokers, "--postgres.dsn="+dsn, "--poll.interval=1s", "--web.config.file="+web)
+	address := strings.Replace(s.url, "http://", "https://", 1)
+	ca := "--exporter.tls.ca-file=" + authority.Path("authority", "crt")
+	user := []string{"--exporter.username=ops", "--exporter.password-file=" + file("password", "s3cret\n")}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "certificate signed by unknown authority"},
+		{[]string{ca}, "HTTP 401: see --exporter.username, --exporter.password-file"},
+		{[]string{ca, "--exporter.username=ops"}, "--exporter.username and --exporter.password-file: one is set without the other"},
+		{[]string{ca, "--exporter.username=ops", "--exporter.password-file=" + file("wrong", "wrong")}, "HTTP 401"},
+	} {
+		if code, out, errs := replayIt(t, append(c.args, "--exporter="+address)...); code != 2 || out != "" || !strings.Contains(errs, c.want) {
+			t.Errorf("%q: exit code %d\n%s%s", c.args, code, out, errs)
+		}
+	}
+	if code, out, errs := replayIt(t, append(user, ca, "--exporter="+address)...); code != 0 || !strings.Contains(out, "the markers of all 10 records are there") {
+		t.Errorf("exit code %d\n%s%s", code, out, errs)
 	}
 }

@@ -118,28 +118,36 @@ func Redacted(raw string) string {
 // Errors are of kind unreachable, denied, timeout or malformed and name the
 // address without its secrets.
 func Get(ctx context.Context, client *http.Client, address, accept string) (*http.Response, error) {
-	fail := func(kind string, err error) (*http.Response, error) {
-		return nil, &poll.KindError{Kind: kind, Err: fmt.Errorf("%s: %w", Redacted(address), err)}
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return fail("malformed", errors.New("the address cannot be used"))
-	}
-	req.Header.Set("Accept", accept)
-	resp, err := client.Do(req)
-	if err != nil {
-		return fail(cause(err))
-	}
-	if resp.StatusCode == http.StatusOK {
-		return resp, nil
+	resp, err := Ask(ctx, client, address, accept)
+	if err != nil || resp.StatusCode == http.StatusOK {
+		return resp, err
 	}
 	_ = resp.Body.Close()
 	status := fmt.Errorf("HTTP %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	switch resp.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fail("denied", fmt.Errorf("%w: see username, password-file, bearer-token-file and tls.cert-file", status))
+		return nil, fail(address, "denied", fmt.Errorf("%w: see username, password-file, bearer-token-file and tls.cert-file", status))
 	}
-	return fail("failed", status)
+	return nil, fail(address, "failed", status)
+}
+
+// Ask is Get for who reads answers of any status.
+func Ask(ctx context.Context, client *http.Client, address, accept string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, fail(address, "malformed", errors.New("the address cannot be used"))
+	}
+	req.Header.Set("Accept", accept)
+	resp, err := client.Do(req)
+	if err != nil {
+		kind, err := cause(err)
+		return nil, fail(address, kind, err)
+	}
+	return resp, nil
+}
+
+func fail(address, kind string, err error) error {
+	return &poll.KindError{Kind: kind, Err: fmt.Errorf("%s: %w", Redacted(address), err)}
 }
 
 // cause is an error without the address, which may hold a password, and without

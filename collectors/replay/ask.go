@@ -3,13 +3,14 @@ package replay
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
 	"time"
+
+	"oncewatch/collectors/httpclient"
 )
 
 // Path is where an exporter answers.
@@ -18,7 +19,8 @@ const Path = "/api/v1/replay"
 // maxAnswer bounds what an exporter may answer, in bytes.
 const maxAnswer = 64 << 20
 
-// Ask puts the question to a running exporter, whose address base is; errors name the address without a secret.
+// Ask puts the question to a running exporter, whose address base is. Errors
+// name the address without a secret.
 func Ask(ctx context.Context, client *http.Client, base string, q Question) (*Answer, error) {
 	u, err := url.Parse(base)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -26,22 +28,12 @@ func Ask(ctx context.Context, client *http.Client, base string, q Question) (*An
 	}
 	u.Path = strings.TrimSuffix(u.Path, "/") + Path
 	u.RawQuery, u.Fragment = q.Values().Encode(), ""
-	where := (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 	fail := func(format string, args ...any) (*Answer, error) {
-		return nil, fmt.Errorf("the exporter at %s: %w", where, fmt.Errorf(format, args...))
+		return nil, fmt.Errorf("the exporter at %s: %w", httpclient.Redacted(u.String()), fmt.Errorf(format, args...))
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	resp, err := patiently(ctx, client, u.String())
 	if err != nil {
-		return fail("its address cannot be used")
-	}
-	req.Header.Set("Accept", "application/json")
-	resp, err := patiently(ctx, client, req)
-	if err != nil {
-		var wrapped *url.Error // its own text would repeat the address
-		if errors.As(err, &wrapped) {
-			err = wrapped.Err
-		}
-		return fail("%w", err)
+		return nil, fmt.Errorf("the exporter at %w", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
@@ -53,7 +45,7 @@ func Ask(ctx context.Context, client *http.Client, base string, q Question) (*An
 		}
 		return &a, nil
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fail("it wants a user and password: see --exporter.username and --exporter.password-file")
+		return fail("HTTP %d: see --exporter.username, --exporter.password-file, --exporter.bearer-token-file and --exporter.tls.cert-file", resp.StatusCode)
 	case http.StatusNotFound:
 		return fail("it is not there: the address is another's, or of an older oncewatch")
 	}
@@ -70,16 +62,16 @@ func Ask(ctx context.Context, client *http.Client, base string, q Question) (*An
 // second apart.
 const askAgain = 5
 
-func patiently(ctx context.Context, client *http.Client, req *http.Request) (*http.Response, error) {
+func patiently(ctx context.Context, client *http.Client, address string) (*http.Response, error) {
 	for again := askAgain; ; again-- {
-		resp, err := client.Do(req)
+		resp, err := httpclient.Ask(ctx, client, address, "application/json")
 		if err != nil || resp.StatusCode != http.StatusServiceUnavailable || again == 0 {
 			return resp, err
 		}
 		_ = resp.Body.Close()
 		select {
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return nil, fmt.Errorf("%s: %w", httpclient.Redacted(address), context.Cause(ctx))
 		case <-time.After(time.Second):
 		}
 	}

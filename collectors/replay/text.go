@@ -79,7 +79,12 @@ func (a *Answer) Text(w io.Writer) error {
 	if a.Verified != nil {
 		a.Verified.text(&b)
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return '\uFFFD' // a name from outside must not write to the terminal what it likes
+	}, b.String()))
 	return err
 }
 
@@ -142,8 +147,7 @@ func timeOr(t *time.Time, none string) string {
 	return notBefore(*t)
 }
 
-// shown is a name from outside, which must not write to the terminal what it
-// likes.
+// shown is a text from outside, within bounds.
 func shown(name string) string {
 	const most = 300
 	if len(name) > most {

@@ -244,7 +244,7 @@ func TestBasicAuth(t *testing.T) {
 // Profiles are served only where they were asked for.
 func TestPprofIsOffByDefault(t *testing.T) {
 	for enabled, want := range map[bool]int{false: http.StatusNotFound, true: http.StatusOK} {
-		h := web.Handler(web.Config{EnablePprof: enabled}, http.NotFoundHandler(), nil)
+		h := web.Handler(web.Config{EnablePprof: enabled}, http.NotFoundHandler(), nil, nil)
 		for _, path := range []string{"/debug/pprof/", "/debug/pprof/heap"} {
 			rec := httptest.NewRecorder()
 			h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, nil))
