@@ -60,14 +60,18 @@ func (c Config) Targets() ([]string, error) {
 	targets := []string{"Kafka at " + strings.Join(c.Kafka.Brokers, ",")}
 	named := map[string]int{}
 	for i, s := range c.stores() {
-		if other, ok := named[s.Database]; ok && s.Database != "" {
-			return nil, fmt.Errorf("stores %d and %d: both are named database: %s; the label must tell them apart", other+1, i+1, s.Database)
-		}
-		named[s.Database] = i
 		target, err := s.Target()
 		if err != nil {
 			return nil, err
 		}
+		name := s.Database
+		if pc, err := s.Pool(); err == nil {
+			name = cmp.Or(name, pc.ConnConfig.Database, pc.ConnConfig.User) // the default of the label
+		}
+		if other, ok := named[name]; ok {
+			return nil, fmt.Errorf("stores %d and %d: the label database is %q of both and must tell them apart: set database in one of them", other+1, i+1, name)
+		}
+		named[name] = i
 		targets = append(targets, target)
 	}
 	if n := len(c.Consumer.MetricsURL); n > 0 { // an address may hold a password

@@ -37,10 +37,12 @@ func Parse(path string, text []byte, listKeys ...string) (*File, error) {
 	var doc yaml.Node
 	documents := yaml.NewDecoder(bytes.NewReader(text))
 	if err := documents.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: %s", path, strings.TrimPrefix(err.Error(), "yaml: "))
+		return nil, unreadable(path, err)
 	}
 	var second yaml.Node
-	if err := documents.Decode(&second); !errors.Is(err, io.EOF) {
+	if err := documents.Decode(&second); err != nil && !errors.Is(err, io.EOF) {
+		return nil, unreadable(path, err)
+	} else if err == nil {
 		return nil, fmt.Errorf("%s:%d: a second document begins here, and would not be read", path, second.Line)
 	}
 	f := &File{path: path, values: map[string]*yaml.Node{}, lists: map[string][]File{}}
@@ -64,6 +66,9 @@ func Parse(path string, text []byte, listKeys ...string) (*File, error) {
 		}
 		if value.Kind != yaml.SequenceNode {
 			return nil, f.errorAt(value, "%s: want a list", key.Value)
+		}
+		if len(value.Content) == 0 {
+			return nil, f.errorAt(value, "%s: the list is empty: name at least one, or leave the key out", key.Value)
 		}
 		for _, item := range value.Content {
 			one := File{path: path, values: map[string]*yaml.Node{}}
@@ -162,12 +167,19 @@ next:
 			if node.Kind == yaml.SequenceNode && flag.Target.Kind() != reflect.Slice {
 				return f.errorAt(node, "%s: want one value, not a list", name) // kong's error would repeat it
 			}
+			if err := f.tryParse(flag, f.value(flag, node)); err != nil {
+				return f.errorAt(node, "%s: %s", name, strings.TrimPrefix(err.Error(), "--"+name+": "))
+			}
 			continue
 		}
 		if node.Kind == yaml.MappingNode && len(node.Content) > 0 {
 			continue // a level of nesting; its leaves are checked themselves
 		}
-		return f.errorAt(node, "unknown key %s%s", name, suggestion(name, flags))
+		if near := suggestion(name, flags); near != "" || inSection(name, flags) {
+			return f.errorAt(node, "unknown key %s%s", name, near)
+		}
+		// What looks like no setting at all may be a secret: it is not repeated.
+		return f.errorAt(node, "unknown key: is this a configuration file of the program? (%s)", strings.Join(sections(flags), ", "))
 	}
 	return nil
 }
@@ -184,19 +196,41 @@ func (f *File) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, err
 			return nil, nil
 		}
 	}
-	var value any
-	if err := node.Decode(&value); err != nil {
-		return nil, f.errorAt(node, "%s: %v", flag.Name, err)
-	}
-	// Scalars go through the flag's own parser, which knows durations such as
-	// 8d and expressions with commas, whatever YAML takes them for.
-	if node.Kind == yaml.ScalarNode && node.Tag != "!!null" {
-		value = node.Value
-	}
+	value := f.value(flag, node)
 	if err := f.tryParse(flag, value); err != nil {
-		return nil, f.errorAt(node, "%v", err)
+		// kong puts the flag's name before it.
+		return nil, f.errorAt(node, "%s", strings.TrimPrefix(err.Error(), "--"+flag.Name+": "))
 	}
 	return value, nil
+}
+
+// value is a key's value for its flag. Scalars go through the flag's own
+// parser, which knows durations such as 8d and expressions with commas,
+// whatever YAML takes them for.
+func (f *File) value(flag *kong.Flag, node *yaml.Node) any {
+	switch {
+	case node.Kind == yaml.ScalarNode && node.Tag == "!!null":
+		return nil
+	case node.Kind == yaml.ScalarNode:
+		return node.Value
+	case node.Kind == yaml.MappingNode && flag.IsMap():
+		m := map[string]any{}
+		for i := 0; i < len(node.Content); i += 2 {
+			m[node.Content[i].Value] = node.Content[i+1].Value
+		}
+		return m
+	}
+	var value any
+	if node.Decode(&value) != nil {
+		return nil
+	}
+	return value
+}
+
+// unreadable is what YAML says of a text, without what it quotes of it.
+func unreadable(path string, err error) error {
+	text, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "yaml: "), " '")
+	return fmt.Errorf("%s: %s", path, text)
 }
 
 // tryParse parses the value aside, so that a mistake is reported with the
@@ -217,7 +251,7 @@ func (f *File) Decode(target any) error { return decode(target, kong.Resolvers(f
 func Defaults(target any) error { return decode(target) }
 
 func decode(target any, options ...kong.Option) error {
-	parser, err := kong.New(target, append(options, kong.NoDefaultHelp(), durations())...)
+	parser, err := kong.New(target, append(append(options, kong.NoDefaultHelp()), mappers()...)...)
 	if err != nil {
 		return err
 	}
@@ -228,15 +262,20 @@ func decode(target any, options ...kong.Option) error {
 // Options are the kong options that every program of this module takes: an
 // environment variable for each flag, durations with days.
 func Options(envPrefix string) []kong.Option {
-	return []kong.Option{kong.DefaultEnvars(envPrefix), durations()}
+	return append(mappers(), kong.DefaultEnvars(envPrefix))
 }
 
-func durations() kong.Option {
-	return kong.TypeMapper(durationType, durationMapper{})
+func mappers() []kong.Option {
+	return []kong.Option{
+		kong.TypeMapper(durationType, durationMapper{}),
+		kong.TypeMapper(stringsType, mapMapper{}), kong.TypeMapper(mapOfDurationType, mapMapper{}),
+	}
 }
 
 var durationType = reflect.TypeFor[time.Duration]()
 
+// durationMapper reads ParseDuration's durations; 0 is refused for a flag with
+// the tag positive.
 type durationMapper struct{}
 
 func (durationMapper) Decode(ctx *kong.DecodeContext, target reflect.Value) error {
@@ -247,6 +286,9 @@ func (durationMapper) Decode(ctx *kong.DecodeContext, target reflect.Value) erro
 	d, err := ParseDuration(text)
 	if err != nil {
 		return err
+	}
+	if d == 0 && ctx.Value.Tag.Has("positive") {
+		return errors.New("0 is not a time: leave it out where it is not known")
 	}
 	target.SetInt(int64(d))
 	return nil

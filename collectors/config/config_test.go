@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,7 +23,11 @@ type app struct {
 	Poll struct {
 		Interval time.Duration `default:"15s"`
 	} `embed:"" prefix:"poll."`
-	Keep map[string]string `name:"postgres.retention"`
+	Keep  map[string]string `name:"postgres.retention"`
+	Times struct {
+		Retention time.Duration `positive:""`
+		Times     map[string]time.Duration
+	} `embed:"" prefix:"keep."`
 }
 
 func parse(t *testing.T, yaml string, args ...string) (app, *config.Loaded, error) {
@@ -128,23 +133,48 @@ stores:
 func TestMistakesNameTheirLine(t *testing.T) {
 	for yaml, want := range map[string]string{
 		"kafka:\n  brokrs: [a]\n":              "oncewatch.yml:2: unknown key kafka.brokrs; did you mean kafka.brokers?",
-		"\n\nnothing.like.it: 1\n":             "oncewatch.yml:3: unknown key nothing.like.it",
-		"poll:\n  interval: fast\n":            `oncewatch.yml:2: --poll.interval: invalid duration "fast": want for example 15s, 90m or 8d`,
+		"\n\nnothing.like.it: 1\n":             "oncewatch.yml:3: unknown key: is this a configuration file of the program? (config, kafka, keep, poll, postgres)",
+		"poll:\n  interval: fast\n":            `oncewatch.yml:2: poll.interval: invalid duration "fast": want for example 15s, 90m or 8d`,
 		"kafka: [a]\n":                         "oncewatch.yml:1: unknown key kafka",
 		"kafka: {max-groups: {a: 1}}\n":        "oncewatch.yml:1: kafka.max-groups: want a value, not a mapping",
 		"kafka.group: a\nkafka:\n  group: b\n": "oncewatch.yml:3: kafka.group is set twice, first in line 1",
 		"x: 1\na: b: c\n":                      "oncewatch.yml: line 2: mapping values are not allowed in this context",
 		"stores: {a: b}\n":                     "oncewatch.yml:1: stores: want a list",
+		"stores: []\n":                         "oncewatch.yml:1: stores: the list is empty",
+		"poll.interval: \"15\"\n":              `oncewatch.yml:1: poll.interval: invalid duration "15": want for example 15s, 90m or 8d`,
+		"keep.retention: 0\n":                  "oncewatch.yml:1: keep.retention: 0 is not a time",
+		"keep: {times: {g: 8x}}\n":             `oncewatch.yml:1: keep.times: g: invalid duration "8x"`,
+		"hunter2:\n":                           "oncewatch.yml:1: unknown key: is this",
+		"hunter2: 1\n":                         "oncewatch.yml:1: unknown key: is this",
+		"a: *hunter2\n":                        "oncewatch.yml: unknown anchor",
+		"u:hunter2:p\n: b: c\n":                "oncewatch.yml: line 1:",
 		"- a\n":                                "oncewatch.yml:1: want a mapping of keys to values",
-		"kafka:\n  max-groups: many\n":         "oncewatch.yml:2: --kafka.max-groups: expected a valid 64 bit int but got \"many\"",
+		"kafka:\n  max-groups: many\n":         "oncewatch.yml:2: kafka.max-groups: expected a valid 64 bit int but got \"many\"",
 	} {
 		_, _, err := parse(t, yaml)
-		if err == nil || !strings.Contains(err.Error(), want) {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") || strings.Count(err.Error(), "oncewatch.yml") > 1 || strings.Count(err.Error(), "poll.interval") > 1 {
 			t.Errorf("%q:\n got %v\nwant %s", yaml, err, want)
 		}
 	}
 	if _, _, err := parse(t, "", "--config.file=/nowhere/f.yml"); err == nil || !strings.Contains(err.Error(), "/nowhere/f.yml: no such file") {
 		t.Errorf("absent file: %v", err)
+	}
+}
+
+// A map is read alike from a flag, the environment and the file, with days.
+func TestMapsOfDurations(t *testing.T) {
+	want := map[string]time.Duration{"a": 192 * time.Hour, "b.c": 90 * time.Second}
+	got, _, err := parse(t, "keep.times: {a: 8d, b.c: 90s}\n")
+	if err != nil || !maps.Equal(got.Times.Times, want) {
+		t.Errorf("file: %v, %v", got.Times.Times, err)
+	}
+	if got, _, err = parse(t, "", "--keep.times=a=8d;b.c=90s"); err != nil || !maps.Equal(got.Times.Times, want) {
+		t.Errorf("flag: %v, %v", got.Times.Times, err)
+	}
+	for flag, says := range map[string]string{"a=8x": `--keep.times: a: invalid duration "8x"`, "8d": `--keep.times: "8d": want KEY=VALUE`} {
+		if _, _, err := parse(t, "", "--keep.times="+flag); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", flag, err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -10,8 +11,11 @@ import (
 
 // suggestion names the flag that a mistyped key most likely meant.
 func suggestion(name string, flags map[string]*kong.Flag) string {
-	best, distance := "", 4
-	for flag := range flags {
+	best, distance := "", min(4, 1+len(name)/3)
+	for flag, f := range flags {
+		if len(f.Envs) == 0 { // not for the file
+			continue
+		}
 		if d := editDistance(name, flag); d < distance || d == distance && best != "" && flag < best {
 			best, distance = flag, d
 		}
@@ -20,6 +24,23 @@ func suggestion(name string, flags map[string]*kong.Flag) string {
 		return ""
 	}
 	return "; did you mean " + best + "?"
+}
+
+// sections are what the flags' names begin with.
+func sections(flags map[string]*kong.Flag) []string {
+	seen := map[string]bool{}
+	for flag := range flags {
+		if section, _, dotted := strings.Cut(flag, "."); dotted {
+			seen[section] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
+}
+
+// inSection says whether a key is one of a section that there is.
+func inSection(name string, flags map[string]*kong.Flag) bool {
+	section, _, _ := strings.Cut(name, ".")
+	return slices.Contains(sections(flags), section)
 }
 
 // Nearest says which of the names are most like one that is none of them: the
@@ -37,6 +58,22 @@ func Nearest(name string, names []string) string {
 	default:
 		return "; the nearest names are " + strings.Join(names[:min(3, n)], ", ")
 	}
+}
+
+// Misspelt is the name that one was most likely meant to be; empty where it is
+// one of them, or like none.
+func Misspelt(name string, names []string) string {
+	best, distance := "", min(2, len(name)/2)+1
+	for _, one := range names {
+		d := editDistance(name, one)
+		if d == 0 {
+			return ""
+		}
+		if d < distance {
+			best, distance = one, d
+		}
+	}
+	return best
 }
 
 func editDistance(a, b string) int {

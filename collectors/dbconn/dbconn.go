@@ -96,6 +96,11 @@ func (c Config) parse() (*pgxpool.Config, error) {
 		}
 		return nil, fmt.Errorf("%s: %w; use postgres://user@host:5432/db or host=… user=… dbname=…", name, fault(dsn, err))
 	}
+	for key := range pc.ConnConfig.RuntimeParams {
+		if meant := config.Misspelt(key, keywords); meant != "" {
+			return nil, fmt.Errorf("postgres.dsn: one of its keys is misspelt; did you mean %s?", meant)
+		}
+	}
 	if pc.ConnConfig.ConnectTimeout == 0 {
 		pc.ConnConfig.ConnectTimeout = connectTimeout
 	}
@@ -109,6 +114,23 @@ func (c Config) parse() (*pgxpool.Config, error) {
 	return pc, nil
 }
 
+// keywords are those of a connection string that decide where to.
+var keywords = []string{
+	"host", "hostaddr", "port", "dbname", "user", "password", "passfile", "service", "servicefile", "connect_timeout",
+	"sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword", "sslsni", "target_session_attrs", "krbsrvname",
+}
+
+// refused are texts of pgx's errors, and what to write instead.
+var refused = map[string]string{
+	"sslmode is invalid":           "sslmode: want disable, allow, prefer, require, verify-ca or verify-full",
+	"invalid port":                 "port: want a number from 1 to 65535",
+	"invalid connect_timeout":      "connect_timeout: want seconds",
+	"unknown target_session_attrs": "target_session_attrs: want any, read-write, read-only, primary, standby or prefer-standby",
+	"unable to read CA file":       "sslrootcert: its file cannot be read",
+	"unable to read cert":          "sslcert, sslkey: their files cannot be read",
+	"failed to read service":       "service: it cannot be read from the service file",
+}
+
 // fault tells what is wrong with a connection string without a word of it.
 func fault(dsn config.Secret, err error) error {
 	var file *fs.PathError
@@ -117,6 +139,11 @@ func fault(dsn config.Secret, err error) error {
 		return fmt.Errorf("names a file that cannot be read: %w", file)
 	case urlErr != nil && strings.Contains(dsn.Reveal(), "://"):
 		return errors.New("the URL cannot be parsed (percent-encode special characters of the password)")
+	}
+	for text, instead := range refused {
+		if strings.Contains(err.Error(), text) {
+			return errors.New(instead)
+		}
 	}
 	return errors.New("cannot be parsed")
 }

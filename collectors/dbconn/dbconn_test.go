@@ -69,3 +69,24 @@ func TestMistakesNameTheKeyAndTheRemedy(t *testing.T) {
 		}
 	}
 }
+
+// A setting that is misspelt, or has a value that there is none of, is named
+// with what it should be, and nothing of the string is repeated.
+func TestMisspeltConnectionStrings(t *testing.T) {
+	for dsn, says := range map[string]string{
+		"host=h sslmode=hunter2":                      "sslmode: want disable",
+		"hots=h password=hunter2":                     "did you mean host?",
+		"postgres://u:hunter2@h/d?sslmod=require":     "did you mean sslmode?",
+		"host=h connect_timeout=hunter2":              "connect_timeout: want seconds",
+		"host=h target_session_attrs=hunter2":         "target_session_attrs: want any",
+		"host=h port=hunter2":                         "port: want a number",
+		"host=h sslrootcert=/nowhere sslmode=require": "/nowhere",
+	} {
+		if _, err := To(dsn).Pool(); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v, want %q", dsn, err, says)
+		}
+	}
+	if _, err := To("host=h application_name=a search_path=b statement_timeout=5 options=-cjit=off role=r").Pool(); err != nil {
+		t.Errorf("settings of the server: %v", err)
+	}
+}

@@ -25,7 +25,7 @@ type Config struct {
 	Columns Columns `embed:"" prefix:"column."`
 	Effect  Effect  `embed:"" prefix:"effect."`
 
-	Retention      time.Duration            `name:"retention" help:"What the pruner keeps, for example 8d. Only compared and exported, nothing is pruned by it."`
+	Retention      time.Duration            `name:"retention" positive:"" help:"What the pruner keeps, for example 8d. Only compared and exported, nothing is pruned by it."`
 	GroupRetention map[string]time.Duration `name:"group-retention" help:"The same for single consumer groups: GROUP=8d;GROUP=10d."`
 	RowLimit       int64                    `name:"row-limit" help:"Markers that a consumer group may reach; exported for an alert that predicts it."`
 
