@@ -134,6 +134,33 @@ func TestFaults(t *testing.T) {
 		want  checklist.Verdict
 		says  string // in value, meaning, remedy or evidence
 	}{
+		"hanging transaction": {func(w *world) {
+			w.partition.Held, w.partition.Next, w.partition.Waiting = true, 101, known(now.Add(-2*time.Hour))
+		}, "open-transaction", checklist.Violated, "find-hanging --topic payments"},
+		"slow transaction": {func(w *world) { w.partition.Held, w.partition.Waiting = true, known(now.Add(-5*time.Minute)) }, "open-transaction", checklist.Warning, "open for 5m"},
+		"commits gone": {func(w *world) {
+			w.partition = nil
+			w.Groups = &kafka.Groups{Groups: []*kafka.Group{{Name: "g", Readable: true, State: "Dead"}}}
+			w.Retention.Missing = []retention.Missing{{Group: "g", Topic: "payments", Gone: true, Partitions: []int32{0, 2}}}
+		}, "committed-offsets", checklist.Warning, "partition 0, 2"},
+		"commits expire soon": {func(w *world) {
+			w.partition = nil
+			w.Groups = &kafka.Groups{Groups: []*kafka.Group{{Name: "g", Readable: true, State: "Empty", Topics: []kafka.GroupTopic{{Topic: "payments", Partitions: []kafka.GroupPartition{{Committed: 101}}}}}}}
+			w.series.Newest, w.Topics.OffsetsRetention = now.Add(-5*day), known(7*day)
+		}, "committed-offsets", checklist.Warning, "for about 2d more"},
+		"expired, perhaps markers":      {func(w *world) { w.partition.Expired, w.partition.Unverified = known(int64(2)), 2 }, "records-lost", checklist.Warning, "Grant READ"},
+		"expired, some perhaps markers": {func(w *world) { w.partition.Expired, w.partition.Unverified = known(int64(7)), 2 }, "records-lost", checklist.Violated, "at most 2 of these"},
+		"a commit that only markers passed": {func(w *world) {
+			w.partition.OutOfRange, w.partition.Next = known(true), 103
+		}, "records-lost", checklist.OK, "lost nothing"},
+		"a topic that deletes by size": {func(w *world) {
+			w.topic.Retention.Value = kafka.Retention{Seconds: known(math.Inf(1)), Bytes: known(1e9), WorstCaseSeconds: known(math.Inf(1))}
+			w.compared.Numbers.OldestRecord = known(2 * time.Hour)
+		}, "retention-ratio", checklist.OK, "by size alone (retention.bytes 1,000,000,000 a partition); the oldest record really there is 2h old"},
+		"one that compacts too": {func(w *world) {
+			w.topic.Retention.Value.WorstCaseSeconds = known(math.Inf(1))
+			w.compared.Numbers.OldestRecord = known(9 * day)
+		}, "retention-ratio", checklist.Violated, "the oldest record really there is 9d old"},
 		"id reuse":       {func(w *world) { w.consumed.Duplicates, w.consumed.Elsewhere = fig(500), fig(480) }, "duplicate-ratio", checklist.Violated, "fresh UUIDv7"},
 		"rebalance loop": {func(w *world) { w.consumed.Duplicates = fig(500) }, "duplicate-ratio", checklist.Warning, "rebalance loop"},
 		"few events":     {func(w *world) { w.consumed.Processed, w.consumed.Duplicates = fig(989), fig(10) }, "duplicate-ratio", checklist.Unknown, "Too few events to say: 999, of 1,000"},
@@ -375,5 +402,22 @@ func TestReport(t *testing.T) {
 func TestNumber(t *testing.T) {
 	if got := checklist.Number(-1234567); got != "-1,234,567" {
 		t.Error(got)
+	}
+}
+
+// What a group left behind on a topic that its members no longer consume is
+// nobody's loss.
+func TestATopicThatTheGroupLeft(t *testing.T) {
+	for subscribed, want := range map[bool]checklist.Verdict{true: checklist.Violated, false: checklist.OK} {
+		w := healthy()
+		w.partition.Expired, w.partition.Waiting = known(int64(5)), known(now.Add(-6*day))
+		w.lines()
+		w.Groups.Groups[0].Topics[0].Subscribed = known(subscribed)
+		w.partition = nil
+		for rule, l := range w.lines() {
+			if (rule == "records-lost" || rule == "lag") && l.Verdict != want {
+				t.Errorf("subscribed: %v: %s is %s, want %s", subscribed, rule, l.Verdict, want)
+			}
+		}
 	}
 }

@@ -13,7 +13,8 @@ var (
 	// ofGroup are judged for each consumer group on each topic.
 	ofGroup = []func(subject) Line{
 		duplicates, rows, ratio, latency, commits, logFields,
-		exposed, margin, divergence, commitOrder, lost, deadLetters, lag,
+		exposed, margin, divergence, commitOrder, committedOffsets,
+		orLeft(lost), deadLetters, orLeft(lag), orLeft(transactions),
 	}
 	// ofStore are judged once a marker table.
 	ofStore = []func(Store, Facts) []Line{structure, ledger, health}

@@ -3,6 +3,7 @@ package checklist_test
 import (
 	"math"
 	"slices"
+	"time"
 
 	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/consumer"
@@ -36,6 +37,11 @@ func seen(f checklist.Facts, l checklist.Line) bool {
 		return g.Group(l.Group).Topic(l.Topic).Partitions
 	}
 	commits := partitions(f.Groups)
+	left := false // the group's members are known not to consume the topic any more
+	if len(commits) > 0 {
+		s := f.Groups.Group(l.Group).Topic(l.Topic).Subscribed
+		left = s.OK && !s.Value
+	}
 	every := func(p []kafka.GroupPartition, holds func(kafka.GroupPartition) bool) bool {
 		return len(p) > 0 && !slices.ContainsFunc(p, func(one kafka.GroupPartition) bool { return !holds(one) })
 	}
@@ -66,13 +72,20 @@ func seen(f checklist.Facts, l checklist.Line) bool {
 	case "dead-letters":
 		return all && told(v.DeadLettered) && v.DeadLettered.Value < 1
 	case "records-lost":
-		return every(commits, func(p kafka.GroupPartition) bool {
+		return left || every(commits, func(p kafka.GroupPartition) bool {
 			return p.Expired.OK && p.Expired.Value == 0 && p.OutOfRange.OK && !p.Beyond()
 		})
 	case "lag":
-		return every(commits, func(p kafka.GroupPartition) bool {
+		return left || every(commits, func(p kafka.GroupPartition) bool {
 			return p.Lag.OK && p.Lag.Value >= 0 && (p.Lag.Value == 0 || p.Waiting.OK && !p.Waiting.Value.IsZero())
 		})
+	case "open-transaction":
+		return left || every(commits, func(p kafka.GroupPartition) bool {
+			return p.Lag.OK && (!p.Held || !p.Waiting.OK || p.Waiting.Value.IsZero() || f.Now.Sub(p.Waiting.Value) <= time.Minute)
+		})
+	case "committed-offsets":
+		m := f.Retention.FindMissing(l.Group, l.Topic)
+		return len(commits) > 0 && (m == nil || !m.Gone)
 	case "commit-order":
 		return marked.Counted && len(s.Markers.Inexact) == 0 && compares(partitions(s.Before))
 	case "row-count":

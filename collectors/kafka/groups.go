@@ -101,7 +101,7 @@ func (g *Groups) Collect(now time.Time, ch chan<- prometheus.Metric) {
 		for i := range group.Topics {
 			t := &group.Topics[i]
 			send.gauge(topicInfoDesc, 1, t.labels)
-			if s := group.Subscribed(t.Topic); s.OK {
+			if s := t.Subscribed; s.OK {
 				send.flag(subscribedDesc, s.Value, t.labels)
 			}
 			if g.granularity == ByTopic {
@@ -210,7 +210,7 @@ func (g *Groups) fill(picked []listedGroup, committed map[string]commits, member
 			continue
 		}
 		for _, topic := range slices.Sorted(maps.Keys(got.topics)) {
-			gt := GroupTopic{Topic: topic, Partitions: make([]GroupPartition, 0, len(got.topics[topic]))}
+			gt := GroupTopic{Topic: topic, Subscribed: group.Subscribed(topic), Partitions: make([]GroupPartition, 0, len(got.topics[topic]))}
 			for _, cm := range got.topics[topic] {
 				gt.Partitions = append(gt.Partitions, GroupPartition{Partition: cm.partition, Committed: cm.offset, Next: cm.offset})
 			}

@@ -103,7 +103,10 @@ type Group struct {
 
 // GroupTopic is a topic that a Group has commits on.
 type GroupTopic struct {
-	Topic      string
+	Topic string
+	// Subscribed says whether a member of the group consumes the topic; not
+	// known where the group has no members or they do not tell.
+	Subscribed Known[bool]
 	Partitions []GroupPartition
 
 	labels labelSet
