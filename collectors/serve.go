@@ -15,6 +15,7 @@ import (
 	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/exposition"
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/retention"
 	"oncewatch/collectors/web"
 )
 
@@ -49,6 +50,10 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	if err != nil {
 		return err
 	}
+	resets, err := web.Replay(e.Replay)
+	if err != nil {
+		return err
+	}
 	log.Info("starting", "version", version.Version, "stores", len(e.stores), "brokers", c.Kafka.Brokers)
 
 	ctx, cancel := context.WithCancel(ctx)
@@ -60,7 +65,7 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	if started != nil {
 		started(Started{URL: server.URL(), Polled: e.Pollers.Wait})
 	}
-	err = server.Serve(ctx, web.Handler(w, metrics, page, web.Replay(e.Replay)), web.Probes(e.Pollers.Ready), grace)
+	err = server.Serve(ctx, web.Handler(w, metrics, page, resets), web.Probes(e.Pollers.Ready), grace)
 	cancel()
 	<-polling
 	return err
@@ -98,5 +103,16 @@ func (e *Exporter) view(metrics string) web.View {
 	return web.View{
 		Now: f.Now, Refresh: e.config.Poll.Interval, Version: version.Version, Metrics: metrics,
 		Sources: f.Sources, Lines: checklist.Evaluate(f), Notes: checklist.LeftOut(f),
+		Resets: resetsOf(f.Retention),
 	}
+}
+
+func resetsOf(seen *retention.Snapshot) (out []web.Reset) {
+	if seen == nil {
+		return nil
+	}
+	for _, one := range seen.Series {
+		out = append(out, web.Reset{Database: one.Database, Group: one.Group, Topic: one.Topic, SafeBackTo: one.SafeRewind.Value})
+	}
+	return out
 }

@@ -34,6 +34,18 @@ func (p *Partition) plan() int64 {
 	return min(max(at, p.LogStart), p.LogEnd)
 }
 
+// Command puts the question to the exporter at an address, and has the plan
+// written.
+func (q Question) Command(exporter string) string {
+	words := []string{"oncewatch replay --exporter=" + ShellWord(exporter)}
+	for _, f := range [][2]string{{"group", q.Group}, {"topic", q.Topic}, {"database", q.Database}, {"to", q.To}} {
+		if f[1] != "" {
+			words = append(words, "--"+f[0]+"="+ShellWord(f[1]))
+		}
+	}
+	return strings.Join(append(words, "--plan=plan.csv"), " ")
+}
+
 // ShellWord is a name as a shell takes it for one word.
 func ShellWord(name string) string {
 	if name != "" && !strings.ContainsFunc(name, func(r rune) bool {

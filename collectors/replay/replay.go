@@ -190,7 +190,7 @@ func (a *Answer) sentence() string {
 	n, from := a.Totals, a.from()
 	var parts []string
 	if safe := a.safeBackTo(); safe != nil {
-		parts = append(parts, "Safe back to "+notBefore(*safe))
+		parts = append(parts, "Safe back to "+NotBefore(*safe))
 	} else if n.Twice > 0 || n.Unknown > 0 {
 		parts = append(parts, "No time is known back to which a reset is safe")
 	}
@@ -248,9 +248,9 @@ func (t *Topic) anything() bool {
 
 func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// notBefore is a time to type where nothing before it will do: the next full
-// second.
-func notBefore(t time.Time) string { return clock(t.Add(time.Second - 1).Truncate(time.Second)) }
+// NotBefore is a time as a person may type it where nothing before it will do:
+// the next full second.
+func NotBefore(t time.Time) string { return clock(t.Add(time.Second - 1).Truncate(time.Second)) }
 
 // count groups the thousands.
 func count(n int64) string {

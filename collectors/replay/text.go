@@ -144,7 +144,7 @@ func timeOr(t *time.Time, none string) string {
 	if t == nil {
 		return none
 	}
-	return notBefore(*t)
+	return NotBefore(*t)
 }
 
 // shown is a text from outside, within bounds.

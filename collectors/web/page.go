@@ -12,10 +12,11 @@ import (
 
 	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/replay"
 	"oncewatch/collectors/span"
 )
 
-//go:embed page.html
+//go:embed page.html replay.html
 var pageFiles embed.FS
 
 // View is what the page shows, as of one moment.
@@ -27,9 +28,27 @@ type View struct {
 	Metrics string
 	Sources []poll.Status
 	Lines   []checklist.Line
+	// Resets are how far back groups may be reset.
+	Resets []Reset
 	// Notes are said below the lines: what was left out, and why.
 	Notes []string
 }
+
+// Reset is how far back a group may be reset on a topic without applying
+// anything twice.
+type Reset struct {
+	Database, Group, Topic string
+	// SafeBackTo is the earliest such time; zero where none is known.
+	SafeBackTo time.Time
+}
+
+// Link is the page about another target.
+func (r Reset) Link() string {
+	return "replay?" + replay.Question{Database: r.Database, Group: r.Group, Topic: r.Topic}.Values().Encode()
+}
+
+// Until is the time, as it may be typed.
+func (r Reset) Until() string { return replay.NotBefore(r.SafeBackTo) }
 
 // Page renders the checklist for a person.
 func Page(view func() View) (http.Handler, error) {
@@ -45,15 +64,20 @@ func Page(view func() View) (http.Handler, error) {
 			http.Error(w, "The page could not be written: "+err.Error(), http.StatusInternalServerError)
 			return
 		}
-		h := w.Header()
-		h.Set("Content-Type", "text/html; charset=utf-8")
-		// Names of topics and groups come from outside: nothing on the page runs.
-		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("Referrer-Policy", "no-referrer")
-		h.Set("Cache-Control", "no-store")
+		protect(w, "text/html; charset=utf-8")
 		_, _ = w.Write(bytes.ToValidUTF8(b.Bytes(), []byte("\uFFFD")))
 	}), nil
+}
+
+// protect sets the headers of an answer: names of topics and groups come from
+// outside, and nothing of it runs.
+func protect(w http.ResponseWriter, kind string) {
+	h := w.Header()
+	h.Set("Content-Type", kind)
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
 }
 
 // render turns a panic into an error: it costs this page.
@@ -72,6 +96,7 @@ type card struct {
 	Verdict                checklist.Verdict
 	Lines                  []checklist.Line // the six of the checklist, in its order
 	More                   []checklist.Line // what else was found there, worst first
+	Resets                 []Reset
 }
 
 type layout struct {
@@ -105,6 +130,13 @@ func arrange(v View) layout {
 			c.Lines = append(c.Lines, line)
 		} else {
 			c.More = append(c.More, line)
+		}
+	}
+	for _, r := range v.Resets {
+		for i := range l.Cards { // a table without topics has one card for all of them
+			if c := &l.Cards[i]; c.Database == r.Database && c.Group == r.Group && (c.Topic == r.Topic || c.Topic == "") {
+				c.Resets = append(c.Resets, r)
+			}
 		}
 	}
 	for i := range l.Cards {

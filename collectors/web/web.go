@@ -45,7 +45,8 @@ func Handler(c Config, metrics, page, replay http.Handler) http.Handler {
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	if replay != nil {
-		mux.Handle("GET "+ReplayPath, replay)
+		mux.Handle("GET /api/", replay)
+		mux.Handle("GET /replay", replay)
 	}
 	return mux
 }
@@ -78,8 +79,8 @@ type Server struct {
 // Listen opens the listeners, so that an address in use is known before
 // anything else is started. It also reads the web configuration file once.
 func Listen(ctx context.Context, c Config, log *slog.Logger) (*Server, error) {
-	if p := cmp.Or(c.TelemetryPath, metricsPath); p == "/" || !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "/-/") || strings.HasPrefix(p, "/api/") || path.Clean(p) != p || strings.ContainsAny(p, "{} ") {
-		return nil, fmt.Errorf("--web.telemetry-path=%s: want a path of its own, such as /metrics; / is the page and /-/ the probes", p)
+	if p := cmp.Or(c.TelemetryPath, metricsPath); p == "/" || !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "/-/") || strings.HasPrefix(p, "/api/") || p == "/replay" || path.Clean(p) != p || strings.ContainsAny(p, "{} ") {
+		return nil, fmt.Errorf("--web.telemetry-path=%s: want a path of its own, such as /metrics; / and /replay are pages, /-/ the probes, /api/ for programs", p)
 	}
 	if err := toolkit.Validate(c.ConfigFile); err != nil {
 		return nil, fmt.Errorf("--web.config.file %s: %w", c.ConfigFile, err)
