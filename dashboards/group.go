@@ -60,7 +60,7 @@ func group(t alerts.Thresholds) page {
 					description: "Good: the marker's line above the record's. Where the record is older, the records between the two have no marker any more: a reset applies them again. " +
 						"In a young table both lines rise together.",
 					noData: "Neither a marker's nor a record's age is exported: see the collectors on the overview", unit: "s",
-					runbooks: []string{"ProcessedEventsReplayExposed"},
+					runbooks: []string{"ProcessedEventsReplayExposed", "ProcessedEventsReplayUnverified"},
 					width:    8, height: 8,
 					queries: []query{
 						{expr: expr(`min by (cluster, database, consumer_group, topic) (%s)`, sel("processed_events_oldest_age_seconds")), legend: "marker {{consumer_group}} {{topic}}"},
