@@ -203,7 +203,7 @@ func TestWrite(t *testing.T) {
 func TestSchema(t *testing.T) {
 	plugins.RegisterDefaultPlugins()
 	for name, raw := range generated(t) {
-		var d dashboard.Dashboard
+		var d dashboard.Dashboard //lint:ignore SA1019 this is the schema that is written
 		// The SDK returns a nil slice as an error that is not nil.
 		var errs cog.BuildErrors
 		if err := d.UnmarshalJSONStrict(raw); !errors.As(err, &errs) || len(errs) > 0 {

@@ -116,7 +116,7 @@ func (e *Evaluator) Tick(t time.Time) error {
 		}
 		if r.Record != "" {
 			for _, s := range found {
-				if err := put(with(s.Metric, r.Labels, labels.MetricName, r.Record), s); err != nil {
+				if err := put(with(s.Metric, r.Labels, model.MetricNameLabel, r.Record), s); err != nil {
 					return err
 				}
 			}
@@ -129,7 +129,7 @@ func (e *Evaluator) Tick(t time.Time) error {
 				if a.firing {
 					state = "firing"
 				}
-				if err := put(with(a.labels, nil, labels.MetricName, "ALERTS", "alertstate", state), promql.Sample{F: 1}); err != nil {
+				if err := put(with(a.labels, nil, model.MetricNameLabel, "ALERTS", "alertstate", state), promql.Sample{F: 1}); err != nil {
 					return err
 				}
 			}
@@ -148,7 +148,7 @@ func (e *Evaluator) Tick(t time.Time) error {
 func (r *rule) update(found promql.Vector, t time.Time) error {
 	seen := map[uint64]bool{}
 	for _, s := range found {
-		l := with(s.Metric, r.Labels, labels.MetricName, "", labels.AlertName, r.Alert)
+		l := with(s.Metric, r.Labels, model.MetricNameLabel, "", labels.AlertName, r.Alert)
 		hash := l.Hash()
 		if seen[hash] {
 			return fmt.Errorf("%s: two results with the labels %s", r.Alert, l)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sort"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/histogram"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/storage"
@@ -47,7 +48,7 @@ func (s *Store) append(l labels.Labels, p sample) {
 	if !ok {
 		known = &series{labels: l}
 		s.byHash[l.Hash()] = known
-		name := l.Get(labels.MetricName)
+		name := l.Get(model.MetricNameLabel)
 		s.byName[name] = append(s.byName[name], known)
 	}
 	if n := len(known.samples); n > 0 && known.samples[n-1].t >= p.t {
@@ -73,7 +74,7 @@ func (q querier) Select(_ context.Context, sorted bool, hints *storage.SelectHin
 	}
 	var found []storage.Series
 	for _, m := range matchers {
-		if m.Name != labels.MetricName || m.Type != labels.MatchEqual {
+		if m.Name != model.MetricNameLabel || m.Type != labels.MatchEqual {
 			continue
 		}
 		for _, s := range q.named(m.Value) {

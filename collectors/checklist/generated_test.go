@@ -158,7 +158,7 @@ func (g generator) fill(v reflect.Value) {
 	}
 }
 
-var names = []string{"", "g", "payments", "<script>alert(1)</script>", "a\x1b[2Jb", "\xff\xfe", "it's \"quoted\"\n", strings.Repeat("x", 300), "%s%d", "{{.}}", "‮evil"}
+var names = []string{"", "g", "payments", "<script>alert(1)</script>", "a\x1b[2Jb", "\xff\xfe", "it's \"quoted\"\n", strings.Repeat("x", 300), "%s%d", "{{.}}", "\u202eevil"}
 
 // page is made from its template once.
 var page = func() func(web.View) http.Handler {

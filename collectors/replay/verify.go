@@ -295,7 +295,6 @@ func (r *verification) lookUp(ctx context.Context, records []*kgo.Record) error 
 		return nil
 	}
 	deliveries := make([]postgres.Delivery, 0, len(records))
-	of := make([]*kgo.Record, 0, len(records))
 	compares := slices.ContainsFunc(r.Markers, Markers.ComparesPayloads)
 	var anonymous []*kgo.Record
 	for _, record := range records {
@@ -309,7 +308,7 @@ func (r *verification) lookUp(ctx context.Context, records []*kgo.Record) error 
 			sum := sha256.Sum256(record.Value)
 			d.PayloadHash = int64(binary.BigEndian.Uint64(sum[:]))
 		}
-		deliveries, of = append(deliveries, d), append(of, record)
+		deliveries = append(deliveries, d)
 	}
 	findings, err := r.find(ctx, deliveries)
 	if err != nil {

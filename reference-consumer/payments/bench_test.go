@@ -423,7 +423,7 @@ func BenchmarkTelemetry(b *testing.B) {
 		if _, err := produce.Run(b.Context(), produce.Config{Client: client, Topic: topic, Partitions: 4, Count: events, Seed: 1, Tracer: traced}); err != nil {
 			b.Fatal(err)
 		}
-		b.N = events
+		b.N = events //lint:ignore SA3001 one run is one operation of each event
 		var used time.Duration
 		begin := sync.OnceFunc(func() { b.ResetTimer(); used = cpu() })
 		consume(b, pool, client, topic, design{batch: 200}, tracer, begin)

@@ -627,7 +627,7 @@ func TestRecreatedTopicUnderARunningConsumer(t *testing.T) {
 		t.Errorf("%d lines of it in the log, want 1", n)
 	}
 	fault.Remove()
-	m = b.start(b.config(nil, nil))
+	b.start(b.config(nil, nil))
 	b.publish(0, 1)
 	b.eventually("51", func() bool { return b.committed(0) == 51 })
 	b.wantLedger(len(ids) + 1)
