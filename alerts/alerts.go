@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -104,6 +105,7 @@ func Files(t Thresholds, runbookBase string) (map[string][]byte, error) {
 		"budget":  func(burn, objective float64) string { return number(burn * (1 - objective)) },
 		"runbook": func(alert string) string { return strings.TrimSuffix(runbookBase, "/") + "/" + alert + ".md" },
 		"num":     number,
+		"le":      bound,
 	}).ParseFS(templates, "*.rules.yml.tmpl", "annotations.tmpl")
 	if err != nil {
 		return nil, err
@@ -134,5 +136,15 @@ func checkRunbookBase(base string) error {
 
 // number writes a float without the noise of its last bit (0.06, not 0.06000000000000005).
 func number(f float64) string { return strconv.FormatFloat(f, 'g', 12, 64) }
+
+// bound matches the bucket of a classic histogram with that upper bound, which
+// Prometheus 3 and OpenMetrics write as a float: le="1.0".
+func bound(f float64) string {
+	if le := number(f); f != math.Trunc(f) {
+		return `le="` + le + `"`
+	} else {
+		return `le=~"` + le + `|` + le + `.0"`
+	}
+}
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -73,6 +73,7 @@ func newLinter(t *testing.T) *linter {
 			with := func(extra ...string) labels { return exactly(slices.Concat(metric.Labels, target, extra)...) }
 			if metric.Type == "histogram" {
 				l.known[name+"_bucket"], l.known[name+"_count"], l.known[name+"_sum"] = with("le"), with(), with()
+				l.known[name] = with() // native
 			} else {
 				l.known[name] = with()
 			}
@@ -166,14 +167,15 @@ func (l *linter) call(e *parser.Call) labels {
 		if ok && m.Range < 4*l.scrape {
 			l.complain("%s over %s: below four times the scrape interval of %s", e.Func.Name, m.Range, l.scrape)
 		}
-		if ok && strings.Contains(m.String(), ":") {
+		// A record of one target's counter is one still.
+		if ok && strings.Contains(m.String(), ":") && !result.must["instance"] {
 			l.complain("%s of the recorded %s: rate first, then aggregate", e.Func.Name, m)
 		}
-	case "absent", "absent_over_time", "time":
+	case "absent", "absent_over_time", "time", "hour":
 		return labels{must: set{}, may: set{}, scalar: e.Func.Name == "time"}
 	case "histogram_quantile":
-		if !result.may["le"] {
-			l.complain("histogram_quantile of a vector without le")
+		if !result.may["le"] && strings.Contains(e.String(), "_bucket") {
+			l.complain("histogram_quantile of buckets without le")
 		}
 		result = labels{must: maps.Clone(result.must), may: maps.Clone(result.may)}
 		delete(result.must, "le")
@@ -382,6 +384,11 @@ var severities = map[string]string{
 	"ConsumerOffsetCommitLagHigh":            "critical",
 	"ConsumerLagNotRecoveringAfterRestart":   "critical",
 	"ConsumerLagGrowing":                     "warning",
+	"ConsumerStalled":                        "critical",
+	"ConsumerOffsetsMissing":                 "warning",
+	"ConsumerRecordsExpiringSoon":            "warning",
+	"ConsumerRecordsExpiring":                "critical",
+	"ProcessedEventsEntriesUnfinished":       "warning",
 	"MarkerEffectDivergence":                 "critical",
 	"EventsLost":                             "critical",
 	"OutboxStuck":                            "critical",

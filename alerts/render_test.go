@@ -138,6 +138,8 @@ func TestEveryValueIsUsed(t *testing.T) {
 			other = "3h"
 		case "retention_window":
 			other = "20d"
+		case "expiring_soon_share":
+			other = "0.4"
 		case "latency_objective":
 			other = "0.95"
 		case "retention_ratio_warning":

@@ -77,6 +77,18 @@ type Thresholds struct {
 	LagMin               float64        `key:"lag_min" default:"1000" unit:"records" doc:"consumer lag below which growth does not matter"`
 	LagGrowthWindow      model.Duration `key:"lag_growth_window" default:"30m" doc:"how long the lag must have grown, in three steps"`
 	LagGrowthFactor      float64        `key:"lag_growth_factor" default:"1.05" unit:"ratio" doc:"growth over lag_growth_window that is more than noise"`
+	LagGrowthMin         float64        `key:"lag_growth_min" default:"1000" unit:"records" doc:"growth over two thirds of lag_growth_window that matters, however many records wait already"`
+	PlannedIdle          model.Duration `key:"planned_idle" default:"14h" doc:"how long a group without members and without targets is taken for scaled to zero; its lag is then no alert"`
+	QuietFrom            float64        `key:"quiet_from" default:"0" unit:"hour (UTC)" doc:"first hour of the day in which a growing lag and a standing group are no alert; the same as quiet_until: never"`
+	QuietUntil           float64        `key:"quiet_until" default:"0" unit:"hour (UTC)" doc:"hour of the day in which they are an alert again"`
+	StalledWindow        model.Duration `key:"stalled_window" default:"10m" doc:"how long events must wait and nothing be handled; restarts are counted over two of it"`
+	StalledLag           float64        `key:"stalled_lag" default:"1" unit:"records" doc:"records waiting in one partition that may be a transaction's marker; 0 where producers use no transactions"`
+	StalledRestarts      float64        `key:"stalled_restarts" default:"2" unit:"restarts" doc:"restarts of one consumer in two stalled_window that a deployment makes"`
+	StalledFor           model.Duration `key:"stalled_for" default:"2m" doc:"how long a consumer must be seen to stall"`
+	OffsetsMissingFor    model.Duration `key:"offsets_missing_for" default:"10m" doc:"how long committed offsets must be missing"`
+	ExpiringSoonShare    float64        `key:"expiring_soon_share" default:"0.5" unit:"ratio" doc:"age of what waits over the topic's retention: a warning"`
+	ExpiringShare        float64        `key:"expiring_share" default:"0.9" unit:"ratio" doc:"age of what waits over the topic's retention: a page"`
+	ExpiringFor          model.Duration `key:"expiring_for" default:"10m" doc:"how long what waits must be that old"`
 	LagFor               model.Duration `key:"lag_for" default:"5m" doc:"how long the lag must grow, or not recover"`
 	LagKeepFiring        model.Duration `key:"lag_keep_firing" default:"10m" doc:"how long growing lag is reported after it stopped growing"`
 	LagRestartFrom       model.Duration `key:"lag_restart_from" default:"20m" doc:"time after a consumer's start from which its lag must be recovering"`
@@ -92,9 +104,10 @@ type Thresholds struct {
 	RetryFor             model.Duration `key:"retry_for" default:"10m" doc:"how long retries must be that many"`
 	EventWindow          model.Duration `key:"event_window" default:"15m" doc:"window in which retries, lost and dead-lettered events and processed events are counted"`
 	TableEmptyFor        model.Duration `key:"table_empty_for" default:"10m" doc:"how long events must be processed without a marker"`
+	UnfinishedMax        float64        `key:"unfinished_max" default:"0" unit:"rows" doc:"rows without a time that are always being handled"`
+	UnfinishedFor        model.Duration `key:"unfinished_for" default:"1h" doc:"how long entries must be unfinished"`
 	LostWindow           model.Duration `key:"lost_window" default:"1h" doc:"how long a lost or dead-lettered event is reported"`
-	CounterMemory        model.Duration `key:"counter_memory" default:"1d" doc:"how far before lost_window the last value of a counter is looked for: longer than any gap in its scrapes"`
-	ExpiredMemory        model.Duration `key:"expired_memory" default:"1h" doc:"the same for records that expired unread, which the exporter reports at every poll"`
+	CounterMemory        model.Duration `key:"counter_memory" default:"3d" doc:"how far before lost_window the last value of a counter is looked for: longer than any gap in its scrapes"`
 	ExporterDownFor      model.Duration `key:"exporter_down_for" default:"10m" doc:"how long an exporter, a target or a collector must be failing"`
 	StaleWindow          model.Duration `key:"stale_window" default:"15m" doc:"window in which every scrape must find a collector failing or stale: three times the longest scrape interval; or each of three scrapes in a third of it"`
 	ClockSkew            model.Duration `key:"clock_skew" default:"1m" doc:"how far an exporter's clock may be off from Prometheus'"`
@@ -250,7 +263,7 @@ func (t Thresholds) validate() error {
 		}
 	}
 	for name, window := range map[string]model.Duration{
-		"latency_window": t.LatencyWindow, "burn_fast_short": t.BurnFastShort, "burn_slow_short": t.BurnSlowShort,
+		"latency_window": t.LatencyWindow, "stalled_window": t.StalledWindow, "burn_fast_short": t.BurnFastShort, "burn_slow_short": t.BurnSlowShort,
 		"burn_fast_long": t.BurnFastLong, "burn_slow_long": t.BurnSlowLong, "event_window": t.EventWindow,
 		"a third of duplicate_window": t.DuplicateWindow / 3, "duplicate_low_window": t.DuplicateLowWindow,
 	} {
@@ -264,6 +277,9 @@ func (t Thresholds) validate() error {
 	need(t.GrowthShare < 1, "growth_share=%v: must be below 1", t.GrowthShare)
 	need(t.ExporterMemory > t.ExporterDownFor, "exporter_memory=%s: must be above exporter_down_for (%s), or a target that is down is forgotten before it is reported", t.ExporterMemory, t.ExporterDownFor)
 	need(t.ExporterRecent > t.ExporterDownFor, "exporter_recent=%s: must be above exporter_down_for (%s), or an exporter that is gone is forgotten before it is reported", t.ExporterRecent, t.ExporterDownFor)
+	need(t.QuietFrom < 24 && t.QuietUntil < 24, "quiet_from=%v, quiet_until=%v: want hours of the day, 0 to 23", t.QuietFrom, t.QuietUntil)
+	need(t.ExpiringSoonShare <= t.ExpiringShare, "expiring_share=%v: below expiring_soon_share (%v)", t.ExpiringShare, t.ExpiringSoonShare)
+	need(t.ExpiringShare < 1, "expiring_share=%v: must be below 1, where records are gone", t.ExpiringShare)
 	need(t.MassDeletedShare < 1, "mass_deleted_share=%v: must be below 1", t.MassDeletedShare)
 	need(t.DuplicateRatioMin < t.DuplicateRatioMax, "duplicate_ratio_min=%v: must be below duplicate_ratio_max (%v)", t.DuplicateRatioMin, t.DuplicateRatioMax)
 	need(t.LatencyObjective < 1, "latency_objective=%v: must be below 1", t.LatencyObjective)
