@@ -98,6 +98,7 @@ func TestRunbookCommands(t *testing.T) {
 case "`+name+`" in kafka-configs.sh) echo "retention.ms=604800000";; curl) echo "oncewatch_build_info 1
 processed_events_unverified_records 1
 consumer_group_offsets_missing 1
+consumer_start_time_seconds 1
 processed_events_rows_without_time 1
 consumer_lag_seconds 1
 consumer_lag 1
