@@ -32,7 +32,7 @@ func group(t alerts.Thresholds) page {
 					description: "Markers that appear and vanish per second. Good: the two meet once the table is as old as its retention. " +
 						"Inserted at 0 while events are processed: the handler writes no marker. Pruned far above inserted for long: someone deletes by hand.",
 					noData: "The ledger has counted nothing yet: see *Will the table hold?*, last row", unit: "wps",
-					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning", "ProcessedEventsMarkersMassDeleted", "ProcessedEventsTableEmpty"},
+					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning", "ProcessedEventsMarkersMassDeleted", "ProcessedEventsTableEmpty", "ProcessedEventsEntriesUnfinished"},
 					width:    8, height: 8,
 					queries: []query{
 						{expr: replicated(perGroup, expr(`rate(%s[$__rate_interval])`, sel("processed_events_inserted_total"))), legend: "{{consumer_group}} inserted"},
@@ -133,7 +133,7 @@ func group(t alerts.Thresholds) page {
 					title:       "Lag in records, by partition",
 					description: "Good: near 0 everywhere. One partition alone: a poison event, a slow owner or a skewed key. All of them: too few consumers.",
 					noData:      "No lag is exported: is the collector groups up, and has the group committed?", unit: "short",
-					runbooks: []string{"ConsumerLagGrowing", "ConsumerLagNotRecoveringAfterRestart"},
+					runbooks: []string{"ConsumerLagGrowing", "ConsumerLagNotRecoveringAfterRestart", "ConsumerStalled", "ConsumerOffsetsMissing"},
 					steps:    []step{{t.LagMin, watch}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_lag")), legend: "{{topic}} {{partition}}"}},
 					draw:    lines(),
@@ -142,7 +142,7 @@ func group(t alerts.Thresholds) page {
 					title:       "Lag in time, by partition",
 					description: "Age of the oldest record not committed past. Good: seconds. It grows by 1 s/s on a partition that stands still, also when its producer has stopped.",
 					noData:      "No lag is exported: is the collector groups up, and has the group committed?", unit: "s",
-					runbooks: []string{"ConsumerLagGrowing"},
+					runbooks: []string{"ConsumerLagGrowing", "ConsumerRecordsExpiringSoon", "ConsumerRecordsExpiring"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_lag_seconds")), legend: "{{topic}} {{partition}}"}},
 					draw:    lines(longTime),
