@@ -168,7 +168,7 @@ func TestServe(t *testing.T) {
 	s.exited <- 0
 }
 
-// case P6, K18: both sources come late, one by one, and neither takes the other
+// Both sources come late, one by one, and neither takes the other
 // with it.
 func TestSourcesComeLate(t *testing.T) {
 	dsn := testenv.Postgres(t)
@@ -195,7 +195,7 @@ func TestSourcesComeLate(t *testing.T) {
 }
 
 // Each mistake is one line that names the thing and the remedy. What else can
-// be watched is watched (case P7: and no secret is told).
+// be watched is watched (and no secret is told).
 func TestBadInput(t *testing.T) {
 	const secret = "hunter2"
 	server := testenv.PostgresServer(t, pgserver.Options{HBA: "host all postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"})

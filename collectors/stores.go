@@ -18,7 +18,7 @@ type store struct {
 }
 
 // labels gives each value of the label database to one store, so that two
-// never export the same series (case P16, P24). The name is often known only
+// never export the same series. The name is often known only
 // once the database has answered.
 type labels struct {
 	mu    sync.Mutex

@@ -266,7 +266,7 @@ func (s *stage) drained(limit time.Duration) error {
 	}
 }
 
-// cases C2, C3: every boundary, against kfake.
+// Every boundary, against kfake.
 func TestKill9(t *testing.T) {
 	slots := make(chan struct{}, 3)
 	for _, point := range points {
@@ -286,7 +286,7 @@ func TestKill9(t *testing.T) {
 	}
 }
 
-// case C7: an event whose handler kills the process, every time, before
+// An event whose handler kills the process, every time, before
 // anything can be counted. It ends in the dead letters and nothing else does.
 func TestEventThatKillsTheProcess(t *testing.T) {
 	t.Parallel()
@@ -352,7 +352,7 @@ func (s *stage) records() []string {
 	return ids
 }
 
-// case C5: an owner stopped inside its transaction. The next owner is through
+// An owner stopped inside its transaction. The next owner is through
 // in seconds; the stopped one wakes to nothing and doubles nothing.
 func TestStoppedOwner(t *testing.T) {
 	t.Parallel()

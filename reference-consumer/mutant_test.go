@@ -57,7 +57,7 @@ var mutants = []mutant{
 		{"stream/partition.go", applyLine, commitFirst + applyLine},
 		{"stream/reconcile.go", decideLine, trustKafka},
 	}, "after_marker", true},
-	// case C2: the wrong order alone is healed by the offset in the database.
+	// The wrong order alone is healed by the offset in the database.
 	{"offset before database", []edit{
 		{"stream/partition.go", applyLine, commitFirst + applyLine},
 	}, "after_marker", false},

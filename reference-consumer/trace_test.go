@@ -126,7 +126,7 @@ func scrape(t *testing.T, address string) string {
 	return string(b)
 }
 
-// cases C27, C28: spans arrive at an OTLP endpoint, named by the current
+// Spans arrive at an OTLP endpoint, named by the current
 // conventions; the process span links to every producer (the last valid
 // traceparent of each record), none dropped in a batch of 500; logs and
 // exemplars carry the trace id.
@@ -141,7 +141,7 @@ func TestTraces(t *testing.T) {
 	if sent := r.named("send payments"); len(sent) != 500 || sent[0].Kind != tracepb.Span_SPAN_KIND_PRODUCER || attribute(sent[0], "messaging.operation.type") != "send" {
 		t.Fatalf("%d producer spans, want 500", len(sent))
 	}
-	// case C27: garbage, and two headers of which the last is valid.
+	// Garbage, and two headers of which the last is valid.
 	client, err := kgo.NewClient(kgo.SeedBrokers(brokers...))
 	if err != nil {
 		t.Fatal(err)
@@ -231,7 +231,7 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// case C29: a trace endpoint that hangs does not slow the handling, and does
+// A trace endpoint that hangs does not slow the handling, and does
 // not keep the program from ending.
 func TestHungTraceEndpoint(t *testing.T) {
 	hang := make(chan struct{})

@@ -82,7 +82,7 @@ func TestFileFromTheEnvironment(t *testing.T) {
 	}
 }
 
-// case K21: a comma inside an expression survives all three ways.
+// A comma inside an expression survives all three ways.
 func TestCommaInAnExpression(t *testing.T) {
 	const want = "a{1,2}|b,c"
 	got, _, err := parse(t, "kafka: {group: '"+want+"'}\n")

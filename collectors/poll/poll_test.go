@@ -88,7 +88,7 @@ func page(t *testing.T, set poll.Set, names ...string) string {
 	return b.String()
 }
 
-// case P22: ages grow between polls. case P5, K22: a snapshot is withheld after
+// Ages grow between polls. A snapshot is withheld after
 // three intervals without success, and served again after the next one.
 func TestSnapshotAgesAndIsWithheld(t *testing.T) {
 	c := newClock()
@@ -224,7 +224,7 @@ func TestShutdownIsNoFailure(t *testing.T) {
 	}
 }
 
-// case K3: no NaN. Names that are not UTF-8 cost nothing else.
+// No NaN. Names that are not UTF-8 cost nothing else.
 func TestSamplesFromOutsideAreMended(t *testing.T) {
 	c := newClock()
 	p := poll.New(source(func(context.Context) (poll.Snapshot, error) { return hostile{}, nil }),

@@ -591,7 +591,8 @@ func TestSnapshotsAreShort(t *testing.T) {
 	}
 }
 
-// cases P17, P18
+// A row that cannot be read fails the poll as a whole: what was counted before
+// stays, and the next poll goes on.
 func TestAFailedPollChangesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{Table: "v"}, runbookDDL, `CREATE TABLE divisor AS SELECT 1 AS d`,
@@ -617,7 +618,7 @@ func TestAFailedPollChangesNothing(t *testing.T) {
 	}
 }
 
-// cases P18, P19
+// A lock on the table costs the poll its time limit and no more.
 func TestALockedTable(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, Config{}, runbookDDL)

@@ -185,7 +185,7 @@ func TestTheLogIsAskedAgain(t *testing.T) {
 	}
 }
 
-// case K4: a leaderless partition and a topic that cannot be read cost their
+// A leaderless partition and a topic that cannot be read cost their
 // own series.
 func TestWhatCannotBeReadIsAbsent(t *testing.T) {
 	w := newWorld(t)
@@ -251,7 +251,7 @@ func TestRecreatedTopic(t *testing.T) {
 	w.want(w.settle(), "g db 0 t 20")
 }
 
-// case P4 and a table of one group without the column.
+// Tables without a column for the topic, or for the group.
 func TestTablesWithLessColumns(t *testing.T) {
 	w := newWorld(t)
 	w.partition("t", 0, 0, 1000, t0)

@@ -219,7 +219,7 @@ func logAppendTime(s *stack) {
 	}
 }
 
-// case C31: transactions' control records and aborted records have offsets and
+// Transactions' control records and aborted records have offsets and
 // no effect.
 func abortedTransactions(s *stack) {
 	const topic = "transactions"

@@ -71,7 +71,7 @@ func tells(t *testing.T, what, text string) {
 
 // Every secret given in every way, right and wrong: none in the log at any
 // level, on the page, in the metrics, in the audit, in the arguments that ps
-// shows, nor in what a crash leaves. case P7
+// shows, nor in what a crash leaves.
 func TestNoSecretIsTold(t *testing.T) {
 	t.Parallel()
 	server := app(t)

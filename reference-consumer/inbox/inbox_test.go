@@ -41,7 +41,7 @@ func TestProcessedThenDuplicate(t *testing.T) {
 	b.audit()
 }
 
-// case C9: groups do not shadow each other; an empty group is refused, an
+// Groups do not shadow each other; an empty group is refused, an
 // empty id goes to the dead letters.
 func TestGroupsAreApart(t *testing.T) {
 	b := setup(t)
@@ -62,7 +62,7 @@ func TestGroupsAreApart(t *testing.T) {
 	b.audit()
 }
 
-// case C10: two events with one id. The second is kept, not swallowed.
+// Two events with one id. The second is kept, not swallowed.
 func TestIDConflict(t *testing.T) {
 	b := setup(t)
 	in := newInbox(t, inbox.Config{})
@@ -89,7 +89,7 @@ func TestMarkerWithoutHash(t *testing.T) {
 	wantTally(t, b.apply(newInbox(t, inbox.Config{}), batch(7, "old")), 0, 1, 0)
 }
 
-// case C11: the same id twice in one batch.
+// The same id twice in one batch.
 func TestRepeatedInBatch(t *testing.T) {
 	b := setup(t)
 	res := b.apply(newInbox(t, inbox.Config{}), batch(0, "a", "b", "a"))
@@ -100,7 +100,7 @@ func TestRepeatedInBatch(t *testing.T) {
 	b.audit()
 }
 
-// case C6: one poison in 1,000; the rest is applied, and it does not matter
+// One poison in 1,000; the rest is applied, and it does not matter
 // where in the batch it is or how many there are.
 func TestPoison(t *testing.T) {
 	b := setup(t)
@@ -167,7 +167,7 @@ func TestDeferredConstraint(t *testing.T) {
 	b.audit()
 }
 
-// case C1: an error that is no event's fault: everything before the event is
+// An error that is no event's fault: everything before the event is
 // applied, nothing after it, and the offset stands at it.
 func TestPrefixIsApplied(t *testing.T) {
 	b := setup(t)
@@ -191,7 +191,7 @@ func TestPrefixIsApplied(t *testing.T) {
 	b.audit()
 }
 
-// case C3: with two transactions instead of one the audit finds it; with the
+// With two transactions instead of one the audit finds it; with the
 // inbox it finds nothing. (The other tests call audit throughout; this one
 // shows that audit can fail.)
 func TestAuditFindsSplitTransactions(t *testing.T) {
@@ -203,7 +203,7 @@ func TestAuditFindsSplitTransactions(t *testing.T) {
 	b.want("rows of two transactions", 1, `SELECT count(*) FROM processed_events m FULL JOIN effects e USING (consumer_group, event_id) WHERE m.txid IS DISTINCT FROM e.txid`)
 }
 
-// case C12: overlapping ids from many workers, without a deadlock.
+// Overlapping ids from many workers, without a deadlock.
 func TestNoDeadlocks(t *testing.T) {
 	b := setup(t)
 	var retries sync.Map
@@ -233,7 +233,7 @@ func TestNoDeadlocks(t *testing.T) {
 	b.audit()
 }
 
-// case C12: when there is a deadlock after all, the batch is done again.
+// When there is a deadlock after all, the batch is done again.
 func TestDeadlockIsRetried(t *testing.T) {
 	b := setup(t)
 	b.exec("CREATE TABLE counters (id int PRIMARY KEY, n int NOT NULL); INSERT INTO counters VALUES (1, 0), (2, 0)")
@@ -282,7 +282,7 @@ func TestDeadlockIsRetried(t *testing.T) {
 	b.audit()
 }
 
-// case C13: a handler that ignores an SQL error does not get a rollback
+// A handler that ignores an SQL error does not get a rollback
 // reported as success.
 func TestSwallowedError(t *testing.T) {
 	b := setup(t)
@@ -301,7 +301,7 @@ func TestSwallowedError(t *testing.T) {
 	b.audit()
 }
 
-// case C14: a handler that ends the transaction itself is refused, however it
+// A handler that ends the transaction itself is refused, however it
 // writes it, and whether or not it ignores the refusal.
 func TestTransactionControlIsRefused(t *testing.T) {
 	b := setup(t)
@@ -395,7 +395,7 @@ func TestHandlerErrorIsRetriedThenBuried(t *testing.T) {
 	b.audit()
 }
 
-// case C8: while the dead letter cannot be written the offset does not move.
+// While the dead letter cannot be written the offset does not move.
 func TestDeadLetterMustBeStored(t *testing.T) {
 	b := setup(t)
 	in := newInbox(t, inbox.Config{MaxAttempts: 3})
@@ -412,7 +412,7 @@ func TestDeadLetterMustBeStored(t *testing.T) {
 	b.audit()
 }
 
-// case C23: a server that was demoted under the connection. The connection is
+// A server that was demoted under the connection. The connection is
 // given up, not only the transaction.
 func TestDemotedServer(t *testing.T) {
 	t.Parallel()
@@ -468,7 +468,7 @@ func demote(ctx context.Context, dsn, value string) error {
 	}
 }
 
-// case C26: duplicates leave no trace in the server's log and cost no
+// Duplicates leave no trace in the server's log and cost no
 // transaction id more than their batch.
 func TestDuplicatesLeaveTheServersLogAlone(t *testing.T) {
 	t.Parallel()
@@ -551,7 +551,7 @@ func TestBatchHandler(t *testing.T) {
 	b.audit()
 }
 
-// case C32: the runbook's own code, which knows nothing of our columns, works
+// The runbook's own code, which knows nothing of our columns, works
 // on the current schema, and each side sees the other's markers.
 func TestOldBinaryOnNewSchema(t *testing.T) {
 	b := setup(t)
@@ -583,7 +583,7 @@ func TestOldBinaryOnNewSchema(t *testing.T) {
 	b.audit()
 }
 
-// case C32: and a new binary on the old schema says what to do.
+// And a new binary on the old schema says what to do.
 func TestNewBinaryOnOldSchema(t *testing.T) {
 	t.Parallel()
 	dsn := testenv.Postgres(t)

@@ -183,7 +183,7 @@ func TestDeliversOnceInOrderOfTheKey(t *testing.T) {
 	}
 }
 
-// case C24: a transaction that commits late, with a smaller id, is not
+// A transaction that commits late, with a smaller id, is not
 // skipped.
 func TestLateCommitIsNotSkipped(t *testing.T) {
 	t.Parallel()

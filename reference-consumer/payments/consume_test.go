@@ -126,7 +126,7 @@ func TestPipelinedAndSetBased(t *testing.T) {
 	}
 }
 
-// case C9: two groups, one database: each applies every event.
+// Two groups, one database: each applies every event.
 func TestTwoGroups(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

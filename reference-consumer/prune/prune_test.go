@@ -178,7 +178,7 @@ func TestAdvisoryLock(t *testing.T) {
 	}
 }
 
-// case C25: pruning beside consumers: no deadlock on either side.
+// Pruning beside consumers: no deadlock on either side.
 func TestPruneBesideConsumers(t *testing.T) {
 	t.Parallel()
 	b := open(t, testenv.Postgres(t), schema.Options{})
@@ -228,7 +228,7 @@ func TestPruneBesideConsumers(t *testing.T) {
 	}
 }
 
-// case C25: a marker that another session holds is waited for briefly, and the
+// A marker that another session holds is waited for briefly, and the
 // batch keeps none of its own locks while it rests; the next try finds it free.
 func TestHeldMarker(t *testing.T) {
 	t.Parallel()

@@ -33,7 +33,7 @@ func TestStartupAssertions(t *testing.T) {
 		"markers shorter than the topic": {assertion: stream.AssertMarkerRetention, topic: map[string]string{"retention.ms": "691200000"}}, // 8 d
 		"topic for ever":                 {assertion: stream.AssertMarkerRetention, topic: map[string]string{"retention.ms": "-1"}},
 		"compacted topic":                {assertion: stream.AssertMarkerRetention, topic: map[string]string{"cleanup.policy": "compact"}},
-		// case C22: the dead-letter topic outlives the markers.
+		// The dead-letter topic outlives the markers.
 		"markers shorter than a retry topic": {assertion: stream.AssertMarkerRetention, further: map[string]string{"retention.ms": "2592000000"}}, // 30 d
 		"no unique index":                    {assertion: stream.AssertUniqueIndex, sql: "ALTER TABLE processed_events DROP CONSTRAINT processed_events_pkey"},
 		"a wider unique index": {assertion: stream.AssertUniqueIndex, sql: `ALTER TABLE processed_events DROP CONSTRAINT processed_events_pkey;

@@ -2,7 +2,7 @@ package stream
 
 import "testing"
 
-// cases C2, C19, C20, C21: where a partition begins, from the committed offset
+// Where a partition begins, from the committed offset
 // and the database's.
 func TestDecide(t *testing.T) {
 	id, other := [16]byte{1}, [16]byte{2}

@@ -45,7 +45,7 @@ func TestConsumesAndCounts(t *testing.T) {
 		t.Error(err)
 	}
 	if log := m.log.String(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "level=WARN") {
-		t.Error("duplicates are no one's alarm, but there are warnings or errors") // case C26
+		t.Error("duplicates are no one's alarm, but there are warnings or errors")
 	}
 	b.wantLedger(500)
 }
@@ -66,7 +66,7 @@ func TestStandbyIsAssignedNothing(t *testing.T) {
 	}
 }
 
-// case C1: an effect that fails for no fault of the event's: its partition
+// An effect that fails for no fault of the event's: its partition
 // stands exactly at it, the others drain, and it goes on once it heals.
 func TestOnlyThePartitionStops(t *testing.T) {
 	b := setup(t, 3)
@@ -97,7 +97,7 @@ func TestOnlyThePartitionStops(t *testing.T) {
 	}
 }
 
-// case C30: nor does its gauge stay where the partition was.
+// Nor does its gauge stay where the partition was.
 func TestStoppedPartitionIsRevoked(t *testing.T) {
 	b := setup(t, 2)
 	b.publish(0, 1)
@@ -115,7 +115,7 @@ func TestStoppedPartitionIsRevoked(t *testing.T) {
 	b.eventually("the first shows the other alone", stopped(1))
 }
 
-// case C14: a handler that commits by itself stops its partition for good.
+// A handler that commits by itself stops its partition for good.
 func TestHandlerBugStopsThePartition(t *testing.T) {
 	b := setup(t, 2)
 	b.publish(0, 30)
@@ -138,7 +138,7 @@ func TestHandlerBugStopsThePartition(t *testing.T) {
 	b.wantLedger(40)
 }
 
-// case C6: transient errors are retried a bounded number of times.
+// Transient errors are retried a bounded number of times.
 func TestTransientErrorIsRetried(t *testing.T) {
 	b := setup(t, 1)
 	b.publish(0, 10)
@@ -175,14 +175,14 @@ func TestDeadLettersAreCounted(t *testing.T) {
 	m.want(1, "events_dead_lettered_total", "reason", "data")
 	m.want(1, "events_dead_lettered_total", "reason", "id_conflict")
 	m.want(1, "events_duplicate_origin_total", "origin", "other_offset")
-	// case C10: both offsets are in the log.
+	// Both offsets are in the log.
 	if log := m.log.String(); !strings.Contains(log, "reason=id_conflict") || !strings.Contains(log, "offset=8") || !strings.Contains(log, "first_offset=0") {
 		t.Error("the log does not show both offsets of an id conflict")
 	}
 	b.wantLedger(5)
 }
 
-// case C6: whatever bytes a record is made of, its event is handled or in the
+// Whatever bytes a record is made of, its event is handled or in the
 // dead letters, and those behind it are applied.
 func TestHostileRecords(t *testing.T) {
 	b := setup(t, 1)
@@ -222,7 +222,7 @@ func TestHostileRecords(t *testing.T) {
 	b.wantLedger(ok)
 }
 
-// case C4: the revoked partition's transaction is late; nothing is committed
+// The revoked partition's transaction is late; nothing is committed
 // for it after the revocation.
 func TestNoCommitAfterRevoke(t *testing.T) {
 	b := setup(t, 2)
@@ -253,7 +253,7 @@ func TestNoCommitAfterRevoke(t *testing.T) {
 		}
 	}
 	b.eventually("the second is through", func() bool { return b.committed(gone) == 20 })
-	// case C30: the first no longer shows it.
+	// The first no longer shows it.
 	if _, n := first.metric("consumer_offset_commit_lag_seconds", "partition", fmt.Sprint(gone)); n != 0 {
 		t.Error("the first still shows the revoked partition's commit lag")
 	}
@@ -269,7 +269,7 @@ func TestNoCommitAfterRevoke(t *testing.T) {
 	b.wantLedger(40)
 }
 
-// case C15: a handler slower than the rebalance may take.
+// A handler slower than the rebalance may take.
 func TestSlowHandlerOutlivesTheRebalance(t *testing.T) {
 	b := setup(t, 2)
 	b.publish(0, 5)
@@ -301,7 +301,7 @@ func TestSlowHandlerOutlivesTheRebalance(t *testing.T) {
 	b.wantLedger(10)
 }
 
-// case C16: members join and leave all the time.
+// Members join and leave all the time.
 func TestRebalanceStorm(t *testing.T) {
 	b := setup(t, 6)
 	const n = 3000
@@ -339,7 +339,7 @@ func TestRebalanceStorm(t *testing.T) {
 	t.Logf("%d changes of membership", changes)
 }
 
-// case C17: shutdown within a batch: it is finished, its offset committed,
+// Shutdown within a batch: it is finished, its offset committed,
 // nothing is redelivered, and no goroutine stays.
 func TestShutdownFinishesTheBatch(t *testing.T) {
 	b := setup(t, 1)
@@ -374,7 +374,7 @@ func TestShutdownFinishesTheBatch(t *testing.T) {
 	b.wantLedger(200)
 }
 
-// case C17: the deadline holds even if a handler never returns in time.
+// The deadline holds even if a handler never returns in time.
 func TestShutdownDeadline(t *testing.T) {
 	b := setup(t, 1)
 	b.publish(0, 5)
@@ -401,7 +401,7 @@ func TestShutdownDeadline(t *testing.T) {
 	b.wantLedger(0)
 }
 
-// case C17: told to stop while its join waits for a member that is not coming:
+// Told to stop while its join waits for a member that is not coming:
 // it leaves at once, or after it has waited in vain to commit.
 func TestShutdownDuringARebalance(t *testing.T) {
 	for _, pending := range []bool{false, true} {
@@ -466,7 +466,7 @@ func TestStopBeforeTheStart(t *testing.T) {
 	}
 }
 
-// case C18: the broker refuses the commit of one partition in an answer that
+// The broker refuses the commit of one partition in an answer that
 // is otherwise a success.
 func TestRefusedCommit(t *testing.T) {
 	b := setup(t, 2)
@@ -514,7 +514,7 @@ func TestCommitLagGrows(t *testing.T) {
 	b.eventually("a small lag", func() bool { lag, _ := m.metric("consumer_offset_commit_lag_seconds"); return lag < 1 })
 }
 
-// cases C2, C19, C21: what the group has committed is wrong or gone; the
+// What the group has committed is wrong or gone; the
 // database's own offset decides.
 func TestReconciliation(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -578,7 +578,7 @@ func TestReconciliation(t *testing.T) {
 	}
 }
 
-// case C20: the topic is deleted and created anew: its offsets mean nothing.
+// The topic is deleted and created anew: its offsets mean nothing.
 func TestRecreatedTopic(t *testing.T) {
 	b := setup(t, 1)
 	ids := b.publish(0, 100)
@@ -607,7 +607,7 @@ func TestRecreatedTopic(t *testing.T) {
 	b.wantLedger(121)
 }
 
-// case C20: under a running consumer, which cannot follow the new topic's id:
+// Under a running consumer, which cannot follow the new topic's id:
 // it ends with the remedy, once the brokers have had time to know it.
 func TestRecreatedTopicUnderARunningConsumer(t *testing.T) {
 	b := setup(t, 1)
@@ -682,7 +682,7 @@ func TestGapOfAnIdlePartition(t *testing.T) {
 	b.eventually("the loss is counted", func() bool { n, _ := m.metric("events_lost_total"); return n == 3 })
 }
 
-// case C31: an aborted transaction leaves a gap in the offsets, not a loss.
+// An aborted transaction leaves a gap in the offsets, not a loss.
 func TestAbortedTransactionIsNoLoss(t *testing.T) {
 	b := setup(t, 1)
 	b.publish(0, 10)

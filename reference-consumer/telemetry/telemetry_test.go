@@ -88,7 +88,7 @@ events_lost_total{consumer_group="g",partition="0",topic="payments"} 0
 	}
 }
 
-// case C27.
+// Of several traceparent headers the last that is valid counts.
 func TestLastValidTraceParentWins(t *testing.T) {
 	const a, b = "00-11111111111111111111111111111111-2222222222222222-01", "00-33333333333333333333333333333333-4444444444444444-00"
 	for name, c := range map[string]struct {
