@@ -58,8 +58,8 @@ func example(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	for _, flag := range flags {
-		_, key, _ := strings.Cut(flag.Name, ".")
-		if !bytes.Contains(keys, []byte(" "+key+":")) || flag.Help == "" {
+		key := flag.Name[strings.IndexByte(flag.Name, '.')+1:]
+		if !bytes.Contains(keys, []byte(key+":")) || flag.Help == "" {
 			t.Errorf("%s is not in the example, or has no help", flag.Name)
 		}
 	}

@@ -210,9 +210,8 @@ func terminal(w io.Writer) (colour bool, width int) {
 
 // thresholds are what rules and dashboards are made from.
 type thresholds struct {
-	Set         map[string]string `placeholder:"KEY=VALUE" help:"Set a threshold or window; \"oncewatch rules --list\" names them."`
-	Values      string            `placeholder:"FILE" type:"path" help:"YAML file of thresholds; --set wins over it."`
-	RunbookBase string            `placeholder:"URL" help:"Address under which alerts/runbooks/ is served."`
+	collectors.Thresholds
+	RunbookBase string `placeholder:"URL" help:"Address under which alerts/runbooks/ is served, for example http://oncewatch:10077/runbooks: the exporter serves it."`
 }
 
 type rulesCmd struct {

@@ -25,16 +25,17 @@ import (
 type Exporter struct {
 	Pollers poll.Set
 
-	config   Config
-	now      func() time.Time
-	kafka    *kafka.Client
-	consumer *consumer.Source
-	stores   []store
-	topics   *poll.Poller
-	compared *poll.Poller
-	groups   *poll.Poller
-	commits  readCommits
-	consumed *poll.Poller // nil where no consumer is named
+	config     Config
+	thresholds alerts.Thresholds
+	now        func() time.Time
+	kafka      *kafka.Client
+	consumer   *consumer.Source
+	stores     []store
+	topics     *poll.Poller
+	compared   *poll.Poller
+	groups     *poll.Poller
+	commits    readCommits
+	consumed   *poll.Poller // nil where no consumer is named
 }
 
 // New makes the exporter. It connects to nothing: a source that is away is a
@@ -47,6 +48,9 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		now = time.Now
 	}
 	e := &Exporter{config: c, now: now}
+	if e.thresholds, err = c.Thresholds.Load(); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			e.Close()
@@ -93,7 +97,7 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 	}
 	e.compared = add(poll.ID{Subject: poll.Retention}, &afterOthers{e, retention.New(retention.Options{
 		Markers: markers, Topics: newest[*kafka.Topics](e.topics), Groups: newest[*kafka.Groups](e.groups),
-		Offsets: e.kafka, ByTopic: c.Kafka.Granularity == kafka.ByTopic, Now: now,
+		Offsets: e.kafka, ByTopic: c.Kafka.Granularity == kafka.ByTopic, Factor: e.thresholds.RetentionRatioWarning, Now: now,
 	})})
 	if len(c.Consumer.MetricsURL) > 0 {
 		if e.consumer, err = consumer.New(c.Consumer, now); err != nil {
@@ -149,7 +153,7 @@ func (e *Exporter) Once(ctx context.Context) {
 
 // Facts is what is known now, for the checklist.
 func (e *Exporter) Facts() checklist.Facts {
-	f := checklist.Facts{Now: e.now(), ConsumersNamed: e.consumed != nil, Thresholds: alerts.Defaults(),
+	f := checklist.Facts{Now: e.now(), ConsumersNamed: e.consumed != nil, Thresholds: e.thresholds,
 		GroupFilter: checklist.Filter{Include: e.config.Kafka.Group, Exclude: e.config.Kafka.GroupExclude},
 		TopicFilter: checklist.Filter{Include: e.config.Kafka.Topic, Exclude: e.config.Kafka.TopicExclude}}
 	f.Topics, _ = latest[*kafka.Topics](e.topics)

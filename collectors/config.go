@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"oncewatch/alerts"
 	"oncewatch/collectors/config"
 	"oncewatch/collectors/consumer"
 	"oncewatch/collectors/kafka"
@@ -21,6 +22,8 @@ type Config struct {
 	Consumer consumer.Config `embed:"" prefix:"consumer."`
 	Poll     Poll            `embed:"" prefix:"poll."`
 
+	Thresholds `embed:""`
+
 	// Stores replaces Postgres where the file lists several.
 	Stores []postgres.Config `kong:"-"`
 }
@@ -30,6 +33,16 @@ type Poll struct {
 	Interval time.Duration `default:"15s" help:"Time between two polls of a collector."`
 	Timeout  time.Duration `default:"10s" help:"Time one poll may take."`
 }
+
+// Thresholds are what alert rules, dashboards, page and audit judge by: one set
+// for all of them.
+type Thresholds struct {
+	Set    map[string]string `placeholder:"KEY=VALUE" help:"Thresholds and windows of rules, dashboards, page and check; several separated by semicolons. \"oncewatch rules --list\" names them."`
+	Values string            `placeholder:"FILE" type:"path" help:"YAML file of thresholds; --set wins over it."`
+}
+
+// Load reads them.
+func (t Thresholds) Load() (alerts.Thresholds, error) { return alerts.Load(t.Values, t.Set) }
 
 // Validate names every key that cannot be used, and its remedy. It connects to
 // nothing.
@@ -41,7 +54,8 @@ func (c Config) Validate() error {
 	if c.Poll.Timeout <= 0 {
 		errs = append(errs, fmt.Errorf("--poll.timeout: %s is no time: want for example 10s", c.Poll.Timeout))
 	}
-	errs = append(errs, c.Kafka.Validate(), c.Consumer.Validate())
+	_, err := c.Thresholds.Load()
+	errs = append(errs, c.Kafka.Validate(), c.Consumer.Validate(), err)
 	for i, s := range c.stores() {
 		if err := s.Validate(); err != nil {
 			if len(c.Stores) > 0 {

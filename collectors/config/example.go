@@ -13,16 +13,13 @@ import (
 
 // Example writes a configuration file that sets every flag to its default,
 // each below its help text. A flag without a default is commented out, with
-// its placeholder in the value's place. The flags must have dotted names; a
-// section is what stands before the first dot.
+// its placeholder in the value's place. A section is what stands before the
+// first dot of the flags' names; those without one come last.
 func Example(flags []*kong.Flag) ([]byte, error) {
 	var sections []string
 	for _, flag := range flags {
 		section, _, dotted := strings.Cut(flag.Name, ".")
-		if !dotted {
-			return nil, fmt.Errorf("flag --%s belongs to no section", flag.Name)
-		}
-		if !slices.Contains(sections, section) {
+		if dotted && !slices.Contains(sections, section) {
 			sections = append(sections, section)
 		}
 	}
@@ -42,6 +39,20 @@ func Example(flags []*kong.Flag) ([]byte, error) {
 		for _, line := range keys {
 			b.WriteString("  " + line + "\n")
 		}
+	}
+	for _, flag := range flags {
+		if strings.Contains(flag.Name, ".") {
+			continue
+		}
+		line, _, err := exampleKey(flag.Name, flag)
+		if err != nil {
+			return nil, err
+		}
+		b.WriteByte('\n')
+		for _, text := range wrap(flag.Help, 90) {
+			b.WriteString("# " + text + "\n")
+		}
+		b.WriteString(line + "\n")
 	}
 	return b.Bytes(), nil
 }
