@@ -73,10 +73,12 @@ type Line struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
+// rank orders the verdicts: what is not known comes before what is fine.
+var rank = [...]int{Violated: 0, Warning: 1, Unknown: 2, OK: 3}
+
 // WorstFirst orders lines for a reader with little time: the worst verdict
 // first, then what is not known, and within a verdict the checklist's order.
 func WorstFirst(lines []Line) []Line {
-	rank := map[Verdict]int{Violated: 0, Warning: 1, Unknown: 2, OK: 3}
 	sorted := slices.Clone(lines)
 	slices.SortStableFunc(sorted, func(a, b Line) int {
 		return cmp.Or(
@@ -101,12 +103,13 @@ func listed(l Line) int {
 // Worst is the gravest verdict of the lines that can be seen; Unknown counts as
 // less than a Warning and more than OK.
 func Worst(lines []Line) Verdict {
-	for _, l := range WorstFirst(lines) {
-		if !l.Outside {
-			return l.Verdict
+	worst, found := Unknown, false
+	for i := range lines {
+		if l := &lines[i]; !l.Outside && (!found || rank[l.Verdict] < rank[worst]) {
+			worst, found = l.Verdict, true
 		}
 	}
-	return Unknown
+	return worst
 }
 
 // Count is the number of lines with a verdict.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 )
@@ -84,7 +85,9 @@ func (r Report) JSON(w io.Writer) error {
 func (r Report) Text(w io.Writer, colour bool, width int) error {
 	p := printer{colour: colour, width: max(40, min(width, 110))}
 	for _, l := range r.Lines {
-		p.line(l)
+		if !l.Outside && l.Unasked == "" {
+			p.line(l)
+		}
 	}
 	for _, u := range r.Unread {
 		p.paragraph("", "Could not be read: "+strings.TrimSpace(u.Source+" "+u.Entity)+": "+u.Error)
@@ -92,6 +95,7 @@ func (r Report) Text(w io.Writer, colour bool, width int) error {
 	for _, n := range r.Notes {
 		p.paragraph("", n)
 	}
+	p.unasked(r.Lines)
 	fmt.Fprintf(&p.b, "%d violated, %d warning, %d unknown, %d ok\n",
 		r.Counts["violated"], r.Counts["warning"], r.Counts["unknown"], r.Counts["ok"])
 	_, err := io.WriteString(w, p.b.String())
@@ -138,6 +142,36 @@ func (p *printer) line(l Line) {
 	}
 	for _, e := range l.Evidence {
 		p.paragraph("· ", e)
+	}
+	p.b.WriteByte('\n')
+}
+
+// unasked is one block of what was not looked at, and what lets it be.
+func (p *printer) unasked(lines []Line) {
+	var asks []string
+	titles := map[string][]string{}
+	for _, l := range lines {
+		ask := l.Unasked
+		if l.Outside {
+			ask = "nobody can see these from outside: look at the consumer itself"
+		}
+		if ask == "" {
+			continue
+		}
+		if titles[ask] == nil {
+			asks = append(asks, ask)
+		}
+		if !slices.Contains(titles[ask], l.Title) {
+			titles[ask] = append(titles[ask], l.Title)
+		}
+	}
+	if len(asks) == 0 {
+		return
+	}
+	p.b.WriteString("Not looked at:\n")
+	for _, ask := range asks {
+		p.paragraph("· ", strings.Join(titles[ask], " "))
+		p.paragraph("→ ", ask)
 	}
 	p.b.WriteByte('\n')
 }

@@ -2,10 +2,13 @@ package web
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"embed"
+	"encoding/base64"
 	"fmt"
 	"html/template"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -58,9 +61,9 @@ func Page(view func() View) (http.Handler, error) {
 	if err != nil {
 		return nil, fmt.Errorf("page template: %w", err)
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var b bytes.Buffer
-		if err := render(tmpl, &b, view); err != nil {
+		if err := render(tmpl, &b, view, r.URL.Query()); err != nil {
 			http.Error(w, "The page could not be written: "+err.Error(), http.StatusInternalServerError)
 			return
 		}
@@ -70,24 +73,25 @@ func Page(view func() View) (http.Handler, error) {
 }
 
 // protect sets the headers of an answer: names of topics and groups come from
-// outside, and nothing of it runs.
+// outside, and nothing of it runs but the page's one script, which keeps open what
+// a person has opened.
 func protect(w http.ResponseWriter, kind string) {
 	h := w.Header()
 	h.Set("Content-Type", kind)
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src "+scriptHash)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cache-Control", "no-store")
 }
 
 // render turns a panic into an error: it costs this page.
-func render(tmpl *template.Template, b *bytes.Buffer, view func() View) (err error) {
+func render(tmpl *template.Template, b *bytes.Buffer, view func() View, query url.Values) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%v", r)
 		}
 	}()
-	return tmpl.Execute(b, arrange(view()))
+	return tmpl.Execute(b, arrange(view(), query))
 }
 
 // card is one consumer group on one topic.
@@ -99,19 +103,44 @@ type card struct {
 	Resets                 []Reset
 }
 
+// ID is for links to the card.
+func (c card) ID() string {
+	return checklist.Line{Rule: "group", Database: c.Database, Group: c.Group, Topic: c.Topic}.ID()
+}
+
+// Only is the query that shows the card by itself.
+func (c card) Only() string {
+	return "?" + url.Values{"database": {c.Database}, "group": {c.Group}, "topic": {c.Topic}}.Encode()
+}
+
+// shown is how many cards are written out; the rest is one line each.
+const shown = 25
+
+//go:embed page.js
+var script string
+
+// scriptHash lets the page's own script run and no other.
+var scriptHash = func() string {
+	sum := sha256.Sum256([]byte(script))
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+}()
+
 type layout struct {
 	View
 	Seconds  int
 	Verdict  checklist.Verdict
 	Headline string
 	Cards    []card
+	Folded   []card // one line each
+	Alone    bool   // one group is shown, the others are not
+	Script   template.JS
 	General  []checklist.Line
 	Failing  int
 }
 
 // arrange groups the lines into cards, the worst card first.
-func arrange(v View) layout {
-	l := layout{View: v, Seconds: max(5, int(v.Refresh.Seconds())), Verdict: checklist.Worst(v.Lines)}
+func arrange(v View, query url.Values) layout {
+	l := layout{View: v, Script: template.JS(script), Alone: query.Has("group"), Seconds: max(5, int(v.Refresh.Seconds())), Verdict: checklist.Worst(v.Lines)}
 	index := map[[3]string]int{}
 	for _, line := range v.Lines {
 		if line.Group == "" {
@@ -148,6 +177,15 @@ func arrange(v View) layout {
 	rank := func(v checklist.Verdict) int { return slices.Index(worstFirst, v) }
 	slices.SortStableFunc(l.Cards, func(a, b card) int { return rank(a.Verdict) - rank(b.Verdict) })
 	l.General = checklist.WorstFirst(l.General)
+	if l.Alone {
+		l.General = nil
+		l.Cards = slices.DeleteFunc(l.Cards, func(c card) bool {
+			return c.Database != query.Get("database") || c.Group != query.Get("group") || c.Topic != query.Get("topic")
+		})
+	}
+	if len(l.Cards) > shown {
+		l.Cards, l.Folded = l.Cards[:shown], l.Cards[shown:]
+	}
 	for _, s := range v.Sources {
 		if s.Err != nil || s.Stale {
 			l.Failing++
@@ -171,10 +209,21 @@ func headline(lines []checklist.Line, failing int) string {
 	}
 	say(checklist.Count(lines, checklist.Violated), "line is violated", "lines are violated")
 	say(checklist.Count(lines, checklist.Warning), "line needs attention", "lines need attention")
+	unknown, outside := 0, 0
+	for _, l := range lines {
+		switch {
+		case l.Outside:
+			outside++
+		case l.Verdict == checklist.Unknown:
+			unknown++
+		}
+	}
 	say(failing, "source cannot be read", "sources cannot be read")
 	switch {
 	case len(parts) > 0:
 		return strings.Join(parts, ", ") + "."
+	case unknown > 0:
+		return fmt.Sprintf("Nothing that was seen is wrong; %d of %d lines are not known.", unknown, len(lines)-outside)
 	case len(lines) == 0:
 		return "Nothing to judge yet: no consumer group with markers or commits has been seen."
 	}

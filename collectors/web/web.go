@@ -19,6 +19,8 @@ import (
 
 	toolkit "github.com/prometheus/exporter-toolkit/web"
 	"go.yaml.in/yaml/v3"
+
+	"oncewatch/alerts"
 )
 
 // Config is the listener's flags, as the programs of Prometheus know them.
@@ -39,6 +41,7 @@ func Handler(c Config, metrics, page, replay http.Handler) http.Handler {
 	if page != nil {
 		mux.Handle("GET /{$}", page)
 	}
+	mux.HandleFunc("GET /runbooks/{name}", runbook)
 	if c.EnablePprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -49,6 +52,18 @@ func Handler(c Config, metrics, page, replay http.Handler) http.Handler {
 		mux.Handle("GET /replay", replay)
 	}
 	return mux
+}
+
+// runbook serves the page of an alert, as it is written.
+func runbook(w http.ResponseWriter, r *http.Request) {
+	text, ok := alerts.Runbook(r.PathValue("name"))
+	if !ok {
+		http.Error(w, "There is no such runbook.", http.StatusNotFound)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	_, _ = w.Write(text)
 }
 
 // Probes serves the two addresses that whoever runs the program asks, without
