@@ -253,7 +253,7 @@ func (p *Poller) Status() Status {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	s := Status{ID: p.o.ID, Interval: p.o.Interval, LastSuccess: p.lastSuccess, Err: p.lastErr, Stale: p.stale(p.o.Now())}
-	if p.snapshot != nil && !s.Stale {
+	if !s.Stale {
 		s.Problems = p.snapshot.Problems()
 	}
 	return s

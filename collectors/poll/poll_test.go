@@ -30,7 +30,7 @@ type ages struct {
 
 func (a ages) Collect(now time.Time, ch chan<- prometheus.Metric) {
 	for who, age := range a.of {
-		poll.Gauge(ch, ageDesc, (age + now.Sub(a.at)).Seconds(), who)
+		poll.Age(ch, ageDesc, (age + now.Sub(a.at)).Seconds(), who)
 	}
 }
 
@@ -243,4 +243,81 @@ func (hostile) Problems() []poll.Problem { return nil }
 func (hostile) Collect(_ time.Time, ch chan<- prometheus.Metric) {
 	poll.Gauge(ch, ageDesc, 1, "a\xff\n\"<b>")
 	poll.Gauge(ch, ageDesc, math.NaN(), "c")
+}
+
+// Who waits for a poll is told: that one has ended, that one has succeeded, and
+// of each new snapshot, but not of a failure.
+func TestWhoWaitsIsTold(t *testing.T) {
+	closed := func(c <-chan struct{}) bool {
+		select {
+		case <-c:
+			return true
+		default:
+			return false
+		}
+	}
+	failure := errors.New("away")
+	var published []poll.Snapshot
+	c := newClock()
+	p := poll.New(source(func(context.Context) (poll.Snapshot, error) {
+		return ages{problems: []poll.Problem{{Kind: "denied", Entity: "a topic", Err: errors.New("no")}}}, failure
+	}), poll.Options{Now: c.Now, Interval: time.Minute, Timeout: time.Second, Published: func(s poll.Snapshot) { published = append(published, s) }})
+	silent := poll.New(source(func(context.Context) (poll.Snapshot, error) { return ages{}, nil }), poll.Options{Interval: time.Minute, Timeout: time.Second})
+	set := poll.Set{p, silent}
+	if s := p.Status(); closed(p.Tried()) || closed(p.Succeeded()) || !s.Stale || len(s.Problems) != 0 {
+		t.Errorf("before the first poll: %+v", s)
+	}
+	_ = p.Once(t.Context())
+	if !closed(p.Tried()) || closed(p.Succeeded()) || len(published) != 0 {
+		t.Errorf("after a failure: tried %v, succeeded %v, %d published", closed(p.Tried()), closed(p.Succeeded()), len(published))
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := set.Wait(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("waited without a success: %v", err)
+	}
+	failure = nil
+	for range 2 {
+		_ = p.Once(t.Context())
+	}
+	if !closed(p.Succeeded()) || len(published) != 2 {
+		t.Errorf("after two successes: succeeded %v, %d published", closed(p.Succeeded()), len(published))
+	}
+	if s := p.Status(); s.Stale || len(s.Problems) != 1 {
+		t.Errorf("its problems are not told: %+v", s)
+	}
+	c.Advance(poll.StaleAfter*time.Minute + 1)
+	if s := p.Status(); !s.Stale || len(s.Problems) != 0 {
+		t.Errorf("problems of a stale snapshot are told: %+v", s)
+	}
+	if err := silent.Once(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := set.Wait(t.Context()); err != nil || !set.Ready() {
+		t.Errorf("all have succeeded: %v, ready %v", err, set.Ready())
+	}
+}
+
+type of struct{ desc *prometheus.Desc }
+
+func (s of) Describe(ch chan<- *prometheus.Desc)         { ch <- s.desc }
+func (s of) Poll(context.Context) (poll.Snapshot, error) { return ages{}, nil }
+
+// Pollers that share a metric are one unit, wherever they stand in the set; and
+// what a poller tells of itself is in seconds.
+func TestUnitsShareDescriptions(t *testing.T) {
+	other := prometheus.NewDesc("other", "Another.", nil, nil)
+	c := newClock()
+	o := poll.Options{Interval: time.Minute, Timeout: time.Second, Now: c.Now}
+	a, b, again := poll.New(of{ageDesc}, o), poll.New(of{other}, o), poll.New(of{ageDesc}, o)
+	units := poll.Set{a, b, again}.Units()
+	if len(units) != 2 || len(units[0]) != 2 || units[0][0] != a || units[0][1] != again || len(units[1]) != 1 || units[1][0] != b {
+		t.Errorf("units: %v", units)
+	}
+	if err := b.Once(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := page(t, poll.Set{b}, "oncewatch_collector_last_success_timestamp_seconds"), "oncewatch_collector_last_success_timestamp_seconds{collector=} 1000\n"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
 }

@@ -31,9 +31,6 @@ type member struct {
 	unscraped atomic.Bool
 
 	part *part
-	mu   sync.Mutex
-	// kill ends the process that runs as SIGKILL does.
-	kill func()
 }
 
 func newMember(ctx context.Context, s *Stack, address string) (*member, error) {
@@ -99,17 +96,6 @@ func (s *Stack) StopConsumer(i int) {
 	m.part = nil
 }
 
-// KillConsumer ends consumer i as SIGKILL does; it is started again.
-func (s *Stack) KillConsumer(i int) {
-	m := s.members[i]
-	m.mu.Lock()
-	kill := m.kill
-	m.mu.Unlock()
-	if kill != nil {
-		kill()
-	}
-}
-
 // HideConsumer keeps the metrics of consumer i from being scraped.
 func (s *Stack) HideConsumer(i int) { s.members[i].unscraped.Store(true) }
 
@@ -121,9 +107,6 @@ func (m *member) process(ctx context.Context, cfg payments.Config) error {
 	killed := make(chan struct{})
 	var once sync.Once
 	kill := func() { once.Do(func() { c.cut(); close(killed); cancel() }) }
-	m.mu.Lock()
-	m.kill = kill
-	m.mu.Unlock()
 
 	reg := prometheus.NewRegistry()
 	cfg.Registerer = reg
