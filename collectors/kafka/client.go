@@ -41,7 +41,8 @@ type Client struct {
 	watchedGroups map[string]bool
 	watchedTopics map[string]bool
 
-	memory memory // of the poll in flight
+	throttles throttles
+	memory    memory // of the poll in flight
 }
 
 // New makes a client. It does not connect: brokers may come later. now is the
@@ -67,6 +68,7 @@ func New(config Config, log *slog.Logger, now func() time.Time) (*Client, error)
 	}
 	options = append(options,
 		kgo.ClientID("oncewatch"),
+		kgo.WithHooks(&c.throttles),
 		// A poll comes round again soon; better one attempt more than a minute
 		// of them.
 		kgo.RequestRetries(1),
@@ -125,7 +127,7 @@ func (c *Client) watched() (groups, topics map[string]bool) {
 }
 
 func (c *Client) requester() *requester {
-	return &requester{client: c.kgo, down: map[int32]error{}}
+	return &requester{client: c.kgo, throttles: &c.throttles, down: map[int32]error{}}
 }
 
 // after returns a poll that is newer than the one that the caller has had: the

@@ -46,7 +46,7 @@ func (r *requester) loadMetadata(ctx context.Context, topics []string) (metadata
 	r.count(1)
 	resp, err := req.RequestWith(ctx, r.client)
 	if err != nil {
-		return metadata{}, fmt.Errorf("no broker answered: %w", err)
+		return metadata{}, fmt.Errorf("no broker answered: %w", r.throttles.explain(anyBroker, err))
 	}
 	m := metadata{topics: make(map[string]topicMetadata, len(resp.Topics))}
 	for _, b := range resp.Brokers {

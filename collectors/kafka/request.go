@@ -18,7 +18,8 @@ import (
 // and none to a broker that has failed in this poll, so that one that hangs
 // costs a poll one timeout and nobody else's answers.
 type requester struct {
-	client *kgo.Client
+	client    *kgo.Client
+	throttles *throttles
 
 	mu   sync.Mutex
 	sent int
@@ -89,7 +90,7 @@ func ask[R kmsg.Response](ctx context.Context, r *requester, requests map[int32]
 			case err == nil:
 				a.ok[broker] = resp.(R)
 			case unreachable(err):
-				r.setDown(broker, err)
+				r.setDown(broker, r.throttles.explain(broker, err))
 			default:
 				a.refused[broker] = fmt.Errorf("%s: %w", kmsg.NameForKey(req.Key()), err)
 			}
