@@ -125,6 +125,39 @@ func TestLagSecondsOfAnIdleProducer(t *testing.T) {
 	b.scrape().near(t, recent, 1800+150, 20)
 }
 
+// A topic whose records are all in the remote tier has no newest record by the
+// broker's own log; the age of what waits is found all the same.
+func TestLagSecondsInTheRemoteTier(t *testing.T) {
+	t.Parallel()
+	c := cluster(t, kfake.SeedTopics(1, "payments"))
+	for i := range 60 {
+		c.produce("payments", 0, 1, time.Now().Add(time.Duration(i-180)*time.Minute))
+	}
+	c.commit("ledger", "payments", 0, 30)
+	c.ControlKey(int16(kmsg.ListOffsets), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		r := req.(*kmsg.ListOffsetsRequest)
+		if r.Topics[0].Partitions[0].Timestamp != -3 {
+			return nil, nil, false
+		}
+		resp := req.ResponseKind().(*kmsg.ListOffsetsResponse)
+		rt, rp := kmsg.NewListOffsetsResponseTopic(), kmsg.NewListOffsetsResponseTopicPartition()
+		rt.Topic, rp.Offset, rp.Timestamp = "payments", -1, -1
+		rt.Partitions = append(rt.Partitions, rp)
+		resp.Topics = append(resp.Topics, rt)
+		return resp, nil, true
+	})
+	b := watch(t, c.ListenAddrs())
+	b.mustPoll()
+	waiting := lag("consumer_lag_seconds", "ledger", "payments", 0)
+	b.scrape().near(t, waiting, 150*60, 90)
+	c.commit("ledger", "payments", 0, 50)
+	for range 8 { // a step a poll
+		b.next()
+	}
+	b.scrape().near(t, waiting, 130*60+120, 390)
+}
+
 // A record stamped with tomorrow's date has no age.
 func TestRecordsOfTheFutureHaveNoAge(t *testing.T) {
 	t.Parallel()

@@ -20,6 +20,10 @@ type timeline struct {
 	gone  int64 // milliseconds: where first is not known, a record before start was as late as this; or unset
 	marks []mark
 	step  int // takes turns between interpolation and halving
+	// remote: the broker has records, and none of them in its own log, which is
+	// all that it looks into for the newest. Those in the remote tier are found
+	// by time.
+	remote bool
 }
 
 // mark is one fact: every record before offset is older than before. Where
@@ -68,8 +72,13 @@ func (t *timeline) sawFirst(start int64, a listed) {
 
 // sawNewest notes the record with the greatest timestamp of a log that ended at
 // end or later. It says whether that tells anything: one before the log start
-// hides those that are there.
-func (t *timeline) sawNewest(end int64, a listed) bool {
+// hides those that are there. Where there is a first record and no newest, all
+// is in the remote tier, and was written before now.
+func (t *timeline) sawNewest(end, now int64, a listed) bool {
+	if t.remote = a.offset < 0 && t.first.offset >= 0; t.remote {
+		t.add(mark{offset: end, before: now + clockSlack.Milliseconds(), timestamp: unset})
+		return true
+	}
 	if a.offset < 0 || a.offset < t.start {
 		return false
 	}
@@ -85,6 +94,12 @@ func (t *timeline) saw(asked int64, a listed) {
 	switch {
 	case a.offset >= 0:
 		t.add(mark{offset: a.offset, before: asked, timestamp: a.timestamp})
+	case t.remote:
+		for i := range t.marks {
+			if m := &t.marks[i]; m.timestamp == unset {
+				m.before = min(m.before, asked)
+			}
+		}
 	case slices.ContainsFunc(t.marks, func(m mark) bool { return m.timestamp >= asked }):
 		// One is known: the broker has looked before the log start.
 		t.gone = max(t.gone, asked)

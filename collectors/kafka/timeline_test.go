@@ -12,13 +12,14 @@ type simulatedLog struct {
 	start  int64
 	stamps []int64 // of offsets start, start+1, …
 	gone   []int64 // before start, in segments that are not deleted yet
+	remote bool    // all of it in the remote tier: no newest record is found
 }
 
 func (l simulatedLog) end() int64 { return l.start + int64(len(l.stamps)) }
 
 func (l simulatedLog) list(timestamp int64) listed {
 	if timestamp == atNewest {
-		if len(l.stamps) == 0 {
+		if len(l.stamps) == 0 || l.remote {
 			return listed{offset: -1, timestamp: -1}
 		}
 		i := slices.Index(l.stamps, slices.Max(l.stamps))
@@ -47,7 +48,7 @@ func (t *timeline) ask(l simulatedLog, offsets []int64, now int64, most int) int
 			return steps
 		}
 		if a := l.list(timestamp); timestamp == atNewest {
-			t.sawNewest(l.end(), a)
+			t.sawNewest(l.end(), now, a)
 		} else {
 			t.saw(timestamp, a)
 		}
@@ -101,6 +102,7 @@ func TestTimelineFindsEveryOffset(t *testing.T) {
 				n := random.Int64N(int64(len(stamps)))
 				l = simulatedLog{start: l.start + n, stamps: stamps[n:], gone: stamps[:n]}
 			}
+			l.remote = i%4 == 2
 			offset := l.start + random.Int64N(int64(len(l.stamps)))
 			line := newTimeline(TopicID{})
 			if steps := line.ask(l, []int64{offset}, testNow, 100); steps == 100 {
@@ -193,7 +195,7 @@ func TestTimelineKeepsItsMouthShut(t *testing.T) {
 	}
 	// Only the ends are known, days apart.
 	line.sawFirst(0, listed{offset: 0, timestamp: ago(48 * time.Hour)})
-	line.sawNewest(1000, listed{offset: 999, timestamp: ago(time.Minute)})
+	line.sawNewest(1000, testNow, listed{offset: 999, timestamp: ago(time.Minute)})
 	if ms, ok := line.after(500, testNow); ok {
 		t.Errorf("tells %d from a bracket of two days", ms)
 	}

@@ -56,7 +56,7 @@ func (c *Client) times(ctx context.Context, r *requester, meta metadata, topics 
 			case line.wantsFirst(bounds.Start.Value, bounds.End.Value):
 				line.sawFirst(bounds.Start.Value, a)
 			case asked == atNewest:
-				failed[p] = !line.sawNewest(bounds.End.Value, a)
+				failed[p] = !line.sawNewest(bounds.End.Value, now, a)
 			default:
 				line.saw(asked, a)
 			}
