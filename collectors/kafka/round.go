@@ -113,13 +113,11 @@ func (c *Client) poll(ctx context.Context) *round {
 	)
 	all := meta.partitions()
 	wg.Go(func() { starts = r.listOffsets(ctx, meta, atAll(all, atStart), readUncommitted) })
-	wg.Go(func() {
-		ends = r.listOffsets(ctx, meta, atAll(all, atEnd), readUncommitted)
-		c.askStable(ctx, r, meta, ends)
-	})
+	wg.Go(func() { ends = r.listOffsets(ctx, meta, atAll(all, atEnd), readUncommitted) })
 	wg.Go(func() { c.memory.configs.refresh(ctx, r, meta, now) })
 	wg.Go(func() { groupProblems = append(groupProblems, c.members(ctx, r, picked)...) })
 	wg.Wait()
+	c.askStable(ctx, r, meta, ends)
 
 	topics := &Topics{At: now, Topics: make(map[string]*Topic, len(meta.topics))}
 	found := partitionProblems{}

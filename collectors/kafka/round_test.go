@@ -408,6 +408,7 @@ func TestRequestsPerPoll(t *testing.T) {
 			consume(t, c.ListenAddrs(), fmt.Sprintf("new-%d", m), names[0], kgo.ServerSideBalancer())
 		}
 		b := watch(t, c.ListenAddrs(), func(conf *kafka.Config) { conf.MaxGroups = 2000 })
+		b.client.Watch([]string{"gone"}, nil) // asked for though nobody lists it
 		count := c.counting()
 		b.mustPoll()
 		kinds, first := count.take()

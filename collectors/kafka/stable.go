@@ -23,7 +23,7 @@ type stable struct {
 // oldest open transaction began, and the log end where there is none. It comes
 // after the ends, so that a transaction that began in between holds nothing.
 func (c *Client) askStable(ctx context.Context, r *requester, meta metadata, ends map[partition]listed) {
-	if c.memory.polls != 1 && c.memory.polls%stableEvery != 0 {
+	if c.memory.polls != 1 && (c.memory.polls%stableEvery != 0 || !r.affords(len(meta.brokers))) {
 		return
 	}
 	answers := r.listOffsets(ctx, meta, atAll(meta.partitions(), atEnd), readCommitted)
