@@ -18,9 +18,6 @@ import (
 // AssertRetention is the name that waives the check of the retention.
 const AssertRetention = "marker-retention"
 
-// margin by which markers must outlive the records they guard against.
-const margin = 1.1
-
 // RefusedError says why nothing is pruned.
 type RefusedError struct{ Lines []string }
 
@@ -54,7 +51,7 @@ func (p *pruner) assertRetention(ctx context.Context, conn *pgx.Conn) error {
 	var lines []string
 	for _, t := range topics {
 		r := limits[t]
-		least := time.Duration(margin * float64(r.Worst))
+		least := time.Duration(topicconfig.Margin * float64(r.Worst))
 		switch {
 		case r.Unlimited:
 			lines = append(lines, fmt.Sprintf("%s: topic %s keeps records for ever, so no marker may go: limit its retention.ms, or waive with --allow=%s", AssertRetention, t, AssertRetention))

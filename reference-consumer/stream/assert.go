@@ -29,7 +29,6 @@ const (
 	AssertTimeouts        = "timeouts"
 	AssertClock           = "clock"
 	AssertClientOptions   = "client-options"
-	retentionMargin       = 1.1
 	maxClockSkew          = time.Second
 	assertionTimeout      = 15 * time.Second
 )
@@ -111,8 +110,8 @@ func (g Guard) retention(ctx context.Context, admin *kadm.Client, topics []strin
 		}
 		if r.Unlimited {
 			vs = append(vs, Violation{AssertMarkerRetention, fmt.Sprintf("topic %s keeps records for ever, markers are kept for %s: a replay would apply old events again; limit retention.ms, or keep markers for ever (--retention=0)", t, days(g.MarkerRetention))})
-		} else if float64(g.MarkerRetention) < retentionMargin*float64(r.Time) {
-			vs = append(vs, Violation{AssertMarkerRetention, fmt.Sprintf("markers are kept for %s, less than 1.1 × the %s that topic %s keeps records: raise --retention to at least %s", days(g.MarkerRetention), days(r.Time), t, days(time.Duration(retentionMargin*float64(r.Time))))})
+		} else if float64(g.MarkerRetention) < topicconfig.Margin*float64(r.Time) {
+			vs = append(vs, Violation{AssertMarkerRetention, fmt.Sprintf("markers are kept for %s, less than 1.1 × the %s that topic %s keeps records: raise --retention to at least %s", days(g.MarkerRetention), days(r.Time), t, days(time.Duration(topicconfig.Margin*float64(r.Time))))})
 		}
 	}
 	return vs, nil

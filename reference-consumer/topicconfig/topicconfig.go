@@ -13,6 +13,10 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 )
 
+// Margin is the factor by which markers must outlive the records they guard
+// against.
+const Margin = 1.1
+
 // Retention of a topic.
 type Retention struct {
 	// Time is the effective retention.ms.
