@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/term"
 
 	"oncewatch/alerts"
+	"oncewatch/alerts/against"
 	"oncewatch/collectors"
 	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/config"
@@ -218,9 +220,11 @@ type rulesCmd struct {
 	thresholds
 	Format string `default:"prometheus" enum:"prometheus,operator" help:"A rule file or a PrometheusRule object: ${enum}."`
 	List   bool   `help:"List the thresholds with their defaults instead." env:"-"`
+
+	CheckAgainst string `placeholder:"URL" env:"-" help:"Instead, ask the Prometheus at this address: which alerts lack their metrics there, which windows are too short, and what each alert would say now."`
 }
 
-func (c *rulesCmd) Run(env *environment) error {
+func (c *rulesCmd) Run(ctx context.Context, env *environment) error {
 	if c.List {
 		w := tabwriter.NewWriter(env.stdout, 0, 0, 2, ' ', 0)
 		for _, v := range alerts.Values() {
@@ -228,7 +232,11 @@ func (c *rulesCmd) Run(env *environment) error {
 		}
 		return w.Flush()
 	}
-	return alerts.Render(env.stdout, alerts.Options{Format: c.Format, Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase})
+	options := alerts.Options{Format: c.Format, Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase}
+	if c.CheckAgainst != "" {
+		return against.Check(ctx, env.stdout, &http.Client{Timeout: time.Minute}, c.CheckAgainst, options)
+	}
+	return alerts.Render(env.stdout, options)
 }
 
 type dashboardsCmd struct {
