@@ -12,6 +12,7 @@ import (
 // Check polls every source until what it knows is complete, or until the
 // context ends, and judges it once.
 func Check(ctx context.Context, c Config, log *slog.Logger) (checklist.Report, error) {
+	c.State.Path = "" // the exporter's own
 	e, err := New(c, log, nil)
 	if err != nil {
 		return checklist.Report{}, err

@@ -36,6 +36,7 @@ type Exporter struct {
 	groups     *poll.Poller
 	commits    readCommits
 	consumed   *poll.Poller // nil where no consumer is named
+	keeping    *keeping     // nil where nothing is kept
 }
 
 // New makes the exporter. It connects to nothing: a source that is away is a
@@ -95,15 +96,23 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 	for i := range e.stores {
 		markers[i] = newest[*postgres.Markers](e.stores[i].markers)
 	}
-	e.compared = add(poll.ID{Subject: poll.Retention}, &afterOthers{e, retention.New(retention.Options{
+	compared := retention.New(retention.Options{
 		Markers: markers, Topics: newest[*kafka.Topics](e.topics), Groups: newest[*kafka.Groups](e.groups),
 		Offsets: e.kafka, ByTopic: c.Kafka.Granularity == kafka.ByTopic, Factor: e.thresholds.RetentionRatioWarning, Now: now,
-	})})
+	})
+	e.compared = add(poll.ID{Subject: poll.Retention}, &afterOthers{e, compared})
 	if len(c.Consumer.MetricsURL) > 0 {
 		if e.consumer, err = consumer.New(c.Consumer, now); err != nil {
 			return nil, err
 		}
 		e.consumed = add(poll.ID{Subject: poll.Consumers}, e.consumer)
+	}
+	if c.State.Path != "" {
+		if e.keeping = e.newKeeping(c.State.Path, compared, log); e.keeping != nil {
+			e.keeping.restore(log)
+			p := poll.New(e.keeping, poll.Options{ID: poll.ID{Subject: poll.State}, Interval: max(saveEvery, c.Poll.Interval), Timeout: saveEvery, Now: now, Log: log})
+			e.Pollers = append(e.Pollers, p)
+		}
 	}
 	return e, nil
 }
@@ -138,6 +147,9 @@ func (e *Exporter) Close() {
 	}
 	if e.kafka != nil {
 		e.kafka.Close()
+	}
+	if e.keeping != nil {
+		_ = e.keeping.dir.Close()
 	}
 	if e.consumer != nil {
 		e.consumer.Close()

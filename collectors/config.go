@@ -21,6 +21,7 @@ type Config struct {
 	Kafka    kafka.Config    `embed:"" prefix:"kafka." group:"Kafka"`
 	Consumer consumer.Config `embed:"" prefix:"consumer."`
 	Poll     Poll            `embed:"" prefix:"poll."`
+	State    State           `embed:"" prefix:"state."`
 
 	Thresholds `embed:""`
 
@@ -43,6 +44,11 @@ type Thresholds struct {
 
 // Load reads them.
 func (t Thresholds) Load() (alerts.Thresholds, error) { return alerts.Load(t.Values, t.Set) }
+
+// State is what survives a restart.
+type State struct {
+	Path string `placeholder:"DIR" help:"Folder for what cannot be read again, so that a restart forgets nothing: which offsets had markers and lost them. Default: memory only."`
+}
 
 // Validate names every key that cannot be used, and its remedy. It connects to
 // nothing.

@@ -19,6 +19,7 @@ func TestMetricsReference(t *testing.T) {
 	markerTable(t, dsn, "processed_events")
 	c := defaults(t)
 	c.Stores = stores(t, fmt.Sprintf("stores: [{dsn: %q, effect.table: processed_events, retention: 8d, row-limit: 10}]", dsn))
+	c.State.Path = t.TempDir()
 	c.Consumer.MetricsURL = []string{"http://127.0.0.1:1/metrics"}
 	e, err := collectors.New(c, slog.New(slog.DiscardHandler), nil)
 	if err != nil {

@@ -38,6 +38,7 @@ func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, l
 	// The group that was asked about is looked at, whatever is exported.
 	c.Kafka.Group, c.Kafka.GroupExclude, c.Kafka.Topic, c.Kafka.TopicExclude = "", "", "", ""
 	c.Kafka.MaxGroups = 1 << 20
+	c.State.Path = "" // the exporter's own
 	e, err := New(c, log, nil)
 	if err != nil {
 		return nil, err

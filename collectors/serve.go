@@ -68,6 +68,11 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	err = server.Serve(ctx, web.Handler(w, metrics, page, resets), web.Probes(e.Pollers.Ready), grace)
 	cancel()
 	<-polling
+	if e.keeping != nil {
+		for _, p := range e.keeping.saveAll().problems {
+			log.Error("cannot save", "entity", p.Entity, "err", p.Err)
+		}
+	}
 	return err
 }
 

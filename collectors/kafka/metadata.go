@@ -12,6 +12,7 @@ import (
 
 // metadata is the brokers, and for each topic asked for its id and leaders.
 type metadata struct {
+	cluster string
 	brokers []int32 // sorted
 	topics  map[string]topicMetadata
 }
@@ -49,6 +50,9 @@ func (r *requester) loadMetadata(ctx context.Context, topics []string) (metadata
 		return metadata{}, fmt.Errorf("no broker answered: %w", r.throttles.explain(anyBroker, err))
 	}
 	m := metadata{topics: make(map[string]topicMetadata, len(resp.Topics))}
+	if resp.ClusterID != nil {
+		m.cluster = *resp.ClusterID
+	}
 	for _, b := range resp.Brokers {
 		m.brokers = append(m.brokers, b.NodeID)
 	}

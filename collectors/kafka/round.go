@@ -119,7 +119,7 @@ func (c *Client) poll(ctx context.Context) *round {
 	wg.Wait()
 	c.askStable(ctx, r, meta, ends)
 
-	topics := &Topics{At: now, Topics: make(map[string]*Topic, len(meta.topics))}
+	topics := &Topics{At: now, Cluster: meta.cluster, Topics: make(map[string]*Topic, len(meta.topics))}
 	found := partitionProblems{}
 	topics.fill(meta, starts, ends, found)
 	topics.fillConfigs(meta, c.memory.configs)

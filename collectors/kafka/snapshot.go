@@ -32,6 +32,8 @@ func (k Known[T]) then(f func(T) T) Known[T] {
 type Topics struct {
 	// At is when the poll began, by our clock.
 	At time.Time
+	// Cluster is Kafka's id of itself; empty where it has none.
+	Cluster string
 	// Topics by name. One that could not be read is here with nothing known.
 	Topics map[string]*Topic
 	// OffsetsRetention is how long the brokers keep the committed offsets of a

@@ -85,6 +85,7 @@ const (
 	Divergence Subject = "divergence"
 	Retention  Subject = "retention"
 	Consumers  Subject = "consumers"
+	State      Subject = "state"
 )
 
 // ID tells a source from the others.

@@ -217,10 +217,7 @@ func (l *ledger) observe(r *reading) {
 		l.series.See(l.each)
 		l.handledAll = true
 	}
-	if r.compares {
-		return // nobody saw when it was pruned
-	}
-	l.series.Prune(l.whole(), r.changes, r.inside.clock)
+	l.series.Prune(l.whole(), r.changes, r.inside.clock, !r.compares)
 }
 
 // whole is all cells; those counted page by page have no time.

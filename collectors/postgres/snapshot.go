@@ -159,6 +159,9 @@ type Series struct {
 	// pruned; only where Pruning.
 	ObservedRetention time.Duration
 	Pruning           bool
+	// PrunedTo is the time of the newest marker seen to be pruned; zero where
+	// none was.
+	PrunedTo time.Time
 	// Began is, by partition, the first offset that the group was given: what
 	// lies below it was never handled. Only where a progress table tells.
 	Began map[int64]int64
@@ -304,7 +307,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 		out := Series{
 			Group: s.Key.Group, Topic: s.Key.Topic, Counted: m.Ready, Inserted: s.Inserted, Pruned: s.Pruned,
 			ObservedRetention: duration(s.Evidence.Observed), Pruning: s.Evidence.Pruning(),
-			Handled: s.Known(),
+			PrunedTo: cells.Time(s.PrunedTo), Handled: s.Known(),
 		}
 		groups[out.Group] = true
 		if m.Ready {

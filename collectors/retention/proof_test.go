@@ -36,6 +36,7 @@ func TestProof(t *testing.T) {
 		"wrong clocks":           wrongClocks,
 		"table without offsets":  tableWithoutOffsets,
 		"exporter started again": exporterStartedAgain,
+		"restarts with state":    restartsWithState,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -9,6 +9,7 @@
 //	offsets.go    by offset, where the table has topic, partition and offset
 //	times.go      by record timestamps, where it has not
 //	watch.go      what the groups passed while nobody watched
+//	keep.go       what survives a restart
 //	history.go    where the groups stood when the markers were read
 //	rewind.go     how far back in time a reset is safe
 //	missing.go    whose committed offsets are gone
@@ -27,6 +28,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -66,6 +68,7 @@ type Options struct {
 // Source is a poll.Source; its snapshots are *Snapshot.
 type Source struct {
 	o       Options
+	running sync.Mutex // Poll and Keep
 	history history
 	watch   watch
 	times   map[timesKey]*times
@@ -89,6 +92,8 @@ func (s *Source) Describe(ch chan<- *prometheus.Desc) {
 
 // Poll implements poll.Source.
 func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
+	s.running.Lock()
+	defer s.running.Unlock()
 	now := s.o.Now()
 	topics, groups := s.o.Topics(), s.o.Groups()
 	var stores []*postgres.Markers
@@ -126,8 +131,12 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 			}
 		}
 	}
+	read := map[string]bool{}
+	for _, m := range stores {
+		read[m.Database] = true
+	}
 	for key := range s.times {
-		if !alive[key] {
+		if read[key.database] && !alive[key] {
 			delete(s.times, key)
 		}
 	}

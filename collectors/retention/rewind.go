@@ -14,12 +14,7 @@ import (
 // reset by time begins at that offset or later. It asks the broker for the first
 // record at or after a time, and halves: a few rounds at each poll, only where
 // something is exposed.
-type rewind map[logOf]*times2offsets
-
-type logOf struct {
-	topic     string
-	partition int32
-}
+type rewind map[Log]*times2offsets
 
 // times2offsets is what the broker has answered of one log, by time.
 type times2offsets struct {
@@ -75,20 +70,20 @@ func (t *times2offsets) question(offset int64, oldest kafka.Known[time.Time], no
 
 // find sets the series' SafeRewind.
 func (r rewind) find(ctx context.Context, now time.Time, lister OffsetLister, topics *kafka.Topics, series []*Series) (problems []poll.Problem) {
-	wanted := map[logOf][]int64{}
+	wanted := map[Log][]int64{}
 	for _, s := range series {
 		for _, p := range s.Partitions {
 			if p.Safe.OK && p.Safe.Value > p.LogStart.Value {
-				l := logOf{s.Topic, p.Partition}
+				l := Log{s.Topic, p.Partition}
 				if !slices.Contains(wanted[l], p.Safe.Value) {
 					wanted[l] = append(wanted[l], p.Safe.Value)
 				}
 			}
 		}
 	}
-	log := func(l logOf) (one kafka.Partition, id kafka.TopicID) {
-		if t := topics.Topics[l.topic]; t != nil && int(l.partition) < len(t.Partitions) {
-			return t.Partitions[l.partition], t.ID
+	log := func(l Log) (one kafka.Partition, id kafka.TopicID) {
+		if t := topics.Topics[l.Topic]; t != nil && int(l.Partition) < len(t.Partitions) {
+			return t.Partitions[l.Partition], t.ID
 		}
 		return one, id
 	}
@@ -108,10 +103,10 @@ func (r rewind) find(ctx context.Context, now time.Time, lister OffsetLister, to
 			part, _ := log(l)
 			for _, offset := range offsets {
 				if at, more := r[l].question(offset, part.Oldest, now.UnixMilli()); more {
-					if ask[l.topic] == nil {
-						ask[l.topic] = map[int32]time.Time{}
+					if ask[l.Topic] == nil {
+						ask[l.Topic] = map[int32]time.Time{}
 					}
-					ask[l.topic][l.partition] = time.UnixMilli(at)
+					ask[l.Topic][l.Partition] = time.UnixMilli(at)
 					break
 				}
 			}
@@ -125,7 +120,7 @@ func (r rewind) find(ctx context.Context, now time.Time, lister OffsetLister, to
 		}
 		for topic, partitions := range ask {
 			for id, at := range partitions {
-				l := logOf{topic, id}
+				l := Log{topic, id}
 				a, ok := answers[topic][id]
 				switch part, _ := log(l); {
 				case !ok || a.Err != nil || a.AtLeast:
@@ -174,7 +169,7 @@ func (r rewind) safe(now time.Time, s *Series) kafka.Known[time.Time] {
 		if p.Safe.Value <= p.LogStart.Value {
 			continue
 		}
-		t := r[logOf{s.Topic, p.Partition}]
+		t := r[Log{s.Topic, p.Partition}]
 		if t == nil {
 			return kafka.Known[time.Time]{}
 		}

@@ -23,6 +23,7 @@ import (
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/retention"
+	"oncewatch/collectors/state"
 	"oncewatch/deploy/testenv"
 )
 
@@ -69,10 +70,15 @@ type stack struct {
 	config   postgres.Config
 	options  func(*retention.Options)
 	exporter *exporter
+	// kept is the folder of the exporter's state; empty: memory only. later is
+	// how far the exporter's clock is ahead.
+	kept  string
+	later time.Duration
 }
 
 type exporter struct {
 	store                             *postgres.Store
+	compared                          *retention.Source
 	kafka                             *kafka.Client
 	markers, topics, groups, retained *poll.Poller
 }
@@ -373,30 +379,84 @@ func (s *stack) start() {
 	log := slog.New(slog.NewTextHandler(s.Output(), nil))
 	e := &exporter{}
 	var err error
-	if e.store, err = postgres.New(s.config, log, nil); err != nil {
+	later := s.later
+	now := func() time.Time { return time.Now().Add(later) }
+	if e.store, err = postgres.New(s.config, log, now); err != nil {
 		s.Fatal(err)
 	}
-	if e.kafka, err = kafka.New(kafka.Config{Config: kafkaconn.Config{Brokers: s.brokers}, Granularity: kafka.ByPartition, MaxGroups: 1000, TopicConfigInterval: time.Second}, log, nil); err != nil {
+	if e.kafka, err = kafka.New(kafka.Config{Config: kafkaconn.Config{Brokers: s.brokers}, Granularity: kafka.ByPartition, MaxGroups: 1000, TopicConfigInterval: time.Second}, log, now); err != nil {
 		s.Fatal(err)
 	}
 	poller := func(name string, source poll.Source) *poll.Poller {
-		return poll.New(source, poll.Options{ID: poll.ID{Subject: poll.Subject(name)}, Interval: time.Hour, Timeout: 20 * time.Second, Log: log})
+		return poll.New(source, poll.Options{ID: poll.ID{Subject: poll.Subject(name)}, Interval: time.Hour, Timeout: 20 * time.Second, Now: now, Log: log})
 	}
 	e.markers, e.topics, e.groups = poller("markers", e.store.Markers()), poller("topics", e.kafka.Topics()), poller("groups", e.kafka.Groups())
 	o := retention.Options{
 		Markers: []func() *postgres.Markers{func() *postgres.Markers { m, _ := e.markers.Latest().(*postgres.Markers); return m }},
 		Topics:  func() *kafka.Topics { m, _ := e.topics.Latest().(*kafka.Topics); return m },
 		Groups:  func() *kafka.Groups { m, _ := e.groups.Latest().(*kafka.Groups); return m },
-		Offsets: e.kafka,
+		Offsets: e.kafka, Now: now,
 	}
 	if s.options != nil {
 		s.options(&o)
 	}
-	e.retained = poller("retention", retention.New(o))
+	e.compared = retention.New(o)
+	e.retained = poller("retention", e.compared)
+	if s.kept != "" {
+		s.restore(e)
+	}
 	if s.exporter == nil {
 		s.Cleanup(s.stop)
 	}
 	s.exporter = e
+}
+
+// restore starts an exporter from what was kept.
+func (s *stack) restore(e *exporter) {
+	s.Helper()
+	dir, err := state.Open(s.kept)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer dir.Close()
+	body, err := dir.Read("markers")
+	if err != nil || body == nil {
+		s.Fatalf("%d bytes of state, %v", len(body), err)
+	}
+	kept, err := state.Decode(body)
+	if err != nil {
+		s.Fatal(err)
+	}
+	e.store.Restore(kept.Ledger, func(why string) { s.Errorf("refused: %s", why) })
+	e.compared.Restore(kept.Compared)
+}
+
+// save keeps what the exporter knows now.
+func (s *stack) save() {
+	s.Helper()
+	if s.kept == "" {
+		s.kept = s.TempDir()
+	}
+	dir, err := state.Open(s.kept)
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer dir.Close()
+	kept := state.Store{Saved: time.Now(), Compared: s.exporter.compared.Keep(s.database()), Ledger: s.exporter.store.Keep()}
+	if kept.Ledger == nil || kept.Compared == nil {
+		s.Fatal("nothing to keep")
+	}
+	if err := dir.Write("markers", kept.Encode()); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *stack) database() (name string) {
+	s.Helper()
+	if err := s.conn.QueryRow(s.ctx(), "SELECT current_database()").Scan(&name); err != nil {
+		s.Fatal(err)
+	}
+	return name
 }
 
 func (s *stack) stop() {
@@ -423,11 +483,7 @@ func (s *stack) look(group, topic string) *retention.Series {
 			polls++
 		}
 	}
-	var database string
-	if err := s.conn.QueryRow(s.ctx(), "SELECT current_database()").Scan(&database); err != nil {
-		s.Fatal(err)
-	}
-	one := s.exporter.retained.Latest().(*retention.Snapshot).Find(database, group, topic)
+	one := s.exporter.retained.Latest().(*retention.Snapshot).Find(s.database(), group, topic)
 	if one == nil {
 		s.Fatalf("nothing of group %s on topic %s", group, topic)
 	}

@@ -28,25 +28,25 @@ type times struct {
 	// complete look.
 	oldest, from time.Time
 	// gone is, by our clock, the newest marker seen to be pruned; zero: none.
-	gone     time.Time
-	observed time.Duration // as it was when gone was computed
-	parts    map[timesPart]*timesSeen
+	gone  time.Time
+	parts map[Log]*Seen
 }
 
-type timesPart struct {
-	topic     string
-	partition int32
+// Log is a partition of a topic.
+type Log struct {
+	Topic     string
+	Partition int32
 }
 
-// timesSeen is what was seen of a partition's commits.
-type timesSeen struct {
-	first, last int64
-	// Offsets from replay on are handled again since replayAt.
-	replay   int64
-	replayAt time.Time
+// Seen is what was seen of a group's commits on a partition.
+type Seen struct {
+	First, Last int64
+	// Offsets from Replay on are handled again since ReplayAt.
+	Replay   int64
+	ReplayAt time.Time
 }
 
-func newTimes() *times { return &times{parts: map[timesPart]*timesSeen{}} }
+func newTimes() *times { return &times{parts: map[Log]*Seen{}} }
 
 // see learns from the newest snapshots, once a poll.
 func (t *times) see(now time.Time, m *postgres.Markers, marked *postgres.Series, group *kafka.Group) {
@@ -57,26 +57,24 @@ func (t *times) see(now time.Time, m *postgres.Markers, marked *postgres.Series,
 	if m.Ready && t.from.IsZero() {
 		t.from = t.oldest
 	}
-	if marked.Pruning && marked.ObservedRetention != t.observed {
-		// Its age when it was found to be gone, in this snapshot.
-		t.observed = marked.ObservedRetention
-		if gone := m.ReadAt.Add(-t.observed); gone.After(t.gone) {
+	if !marked.PrunedTo.IsZero() {
+		if gone := now.Add(-m.Age(marked.PrunedTo, now)); gone.After(t.gone) {
 			t.gone = gone
 		}
 	}
 	for i := range group.Topics {
 		topic := &group.Topics[i]
 		for _, p := range topic.Partitions {
-			key := timesPart{topic.Topic, p.Partition}
+			key := Log{topic.Topic, p.Partition}
 			seen := t.parts[key]
 			if seen == nil {
-				seen = &timesSeen{first: p.Committed, last: p.Committed}
+				seen = &Seen{First: p.Committed, Last: p.Committed}
 				t.parts[key] = seen
 			}
-			if p.Committed < seen.last {
-				seen.replay, seen.replayAt = p.Committed, now
+			if p.Committed < seen.Last {
+				seen.Replay, seen.ReplayAt = p.Committed, now
 			}
-			seen.last = p.Committed
+			seen.Last = p.Committed
 		}
 	}
 }
@@ -127,9 +125,10 @@ func (t *byTime) counts(p *part) bool {
 // there is no such.
 func (t *byTime) end() time.Time {
 	switch {
+	case t.oldest.IsZero(): // there is no marker at all
 	case !t.gone.IsZero():
 		return t.gone.Add(t.margin)
-	case !t.oldest.IsZero():
+	default:
 		return t.oldest.Add(t.margin)
 	}
 	return time.Time{}
@@ -185,8 +184,8 @@ func (t *byTime) judge(q *questions) {
 // verdict is nil where the broker's answer is missing, and says why.
 func (t *byTime) verdict(q *questions, s *subject, p *part) (*verdict, string) {
 	topic, id := s.series.Topic, p.Partition.Partition
-	seen := t.parts[timesPart{topic, id}]
-	v := &verdict{subject: s, part: p, from: seen.first, end: p.Committed}
+	seen := t.parts[Log{topic, id}]
+	v := &verdict{subject: s, part: p, from: seen.First, end: p.Committed}
 	if t.perTopic && !t.from.IsZero() {
 		offset, _, ok := q.got(topic, id, t.from.Add(t.margin), p.end.Value)
 		if !ok {
@@ -206,15 +205,15 @@ func (t *byTime) verdict(q *questions, s *subject, p *part) (*verdict, string) {
 		if !ok || !exact {
 			return v, "the broker did not tell which records are older than the pruned markers"
 		}
-		if !seen.replayAt.IsZero() && t.gone.Before(seen.replayAt.Add(t.margin)) {
-			cut, v.replayed = min(cut, seen.replay), true
+		if !seen.ReplayAt.IsZero() && t.gone.Before(seen.ReplayAt.Add(t.margin)) {
+			cut, v.replayed = min(cut, seen.Replay), true
 		}
 		v.cut = min(cut, p.Committed)
 		v.count = max(0, v.cut-v.low)
 	}
 	end := t.end()
 	if end.IsZero() {
-		return v, "no pruning has been seen yet, and there is no marker"
+		return v, "there is no marker"
 	}
 	offset, exact, ok := q.got(topic, id, end, p.end.Value)
 	if !ok || !exact {

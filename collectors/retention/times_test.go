@@ -23,7 +23,7 @@ func timed(w *world, group, topic string, rows int64, oldest, pruned time.Durati
 		s.Oldest = column(w.now.Add(-oldest))
 	}
 	if pruned > 0 {
-		s.Pruning, s.ObservedRetention = true, pruned
+		s.Pruning, s.ObservedRetention, s.PrunedTo = true, pruned, column(w.now.Add(-pruned))
 	}
 	return s
 }
@@ -150,7 +150,7 @@ func TestByTimeRemembersTheNewestPruned(t *testing.T) {
 	w.table(timed(w, "g", "t", 3*24*60, 3*day, 3*day))
 	w.want(w.poll(), "g db 0 t 5759+2")
 	w.now = w.now.Add(day)
-	w.table(timed(w, "g", "t", 3*24*60, 4*day, 3*day))
+	w.table(timed(w, "g", "t", 3*24*60, 4*day, 4*day))
 	w.want(w.poll(), "g db 0 t 5759+2")
 	w.table(timed(w, "g", "t", 3*24*60-1, 4*day, 9*day))
 	w.want(w.poll(), "g db 0 t 5759+2")

@@ -1,6 +1,7 @@
 package retention
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -17,8 +18,8 @@ type watch map[string]*Watched
 
 // Watched is what was passed unseen of the records of one store's groups.
 type Watched struct {
-	// Identity is the table's.
-	Identity string
+	// Identity is the table's, Cluster the id of Kafka's.
+	Identity, Cluster string
 	// At is when the store was last looked at, by our clock.
 	At time.Time
 	// Whole says that all groups there are were seen then.
@@ -152,7 +153,7 @@ func (w watch) see(topics *kafka.Topics, groups *kafka.Groups, stores []*postgre
 			one = &Watched{Identity: m.Identity, Blind: map[Place][]Span{}, Topics: map[string]Topic{}}
 			w[m.Database] = one
 		}
-		one.see(m, topics, commits, whole, func(s *postgres.Series) *kafka.Group { return groupOf(m, s, groups, byName) })
+		one.see(m, topics, maps.Clone(commits), whole, func(s *postgres.Series) *kafka.Group { return groupOf(m, s, groups, byName) })
 	}
 }
 
@@ -192,13 +193,19 @@ func (w *Watched) see(m *postgres.Markers, topics *kafka.Topics, commits map[Pla
 			}
 		}
 	}
+	moved := w.Cluster != "" && topics.Cluster != "" && w.Cluster != topics.Cluster
+	if w.Cluster = topics.Cluster; moved {
+		for name := range w.Topics { // all are others, whatever their ids
+			w.anew(name, Topic{Anew: m.ServerTime, Unseen: true}, commits)
+		}
+	}
 	for name, t := range topics.Topics {
 		was, ok := w.Topics[name]
 		if t.ID == (kafka.TopicID{}) || ok && was.ID == t.ID {
 			continue // not known, or the same
 		}
-		w.Topics[name] = Topic{ID: t.ID}
-		if ok {
+		w.Topics[name] = Topic{ID: t.ID, Anew: was.Anew, Unseen: was.Unseen}
+		if ok && was.ID != (kafka.TopicID{}) {
 			w.anew(name, Topic{ID: t.ID, Anew: m.ServerTime, Unseen: missed != none}, commits)
 		}
 	}

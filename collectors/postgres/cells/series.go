@@ -17,6 +17,9 @@ type Series struct {
 	// Inserted and Pruned count the markers seen to appear and to vanish.
 	Inserted, Pruned int64
 	Evidence         Evidence
+	// PrunedTo is the time of the newest marker that was pruned; MinTime where
+	// none was.
+	PrunedTo int64
 	// Handled is, by partition, which offsets have or had a marker.
 	Handled map[int64]*handled.Offsets
 }
@@ -43,7 +46,7 @@ func (t *SeriesTable) Intern(group, topic string) int32 {
 	if !ok {
 		id = int32(len(t.All))
 		t.ids[k] = id
-		t.All = append(t.All, &Series{Key: k})
+		t.All = append(t.All, &Series{Key: k, PrunedTo: MinTime})
 	}
 	return id
 }
@@ -72,8 +75,9 @@ func (t *SeriesTable) Note(changes []Change) (came, went int64) {
 // their series. A deletion that leaves more than a few older markers behind is
 // not pruning, nor is one that leaves none at all: a group that was retired, a
 // table that was emptied, a first marker that was taken back. now is the time
-// of the counts.
-func (t *SeriesTable) Prune(book *Book, changes []Change, now int64) {
+// of the counts; watched says that the markers were there a moment before, so
+// that it is known when they went.
+func (t *SeriesTable) Prune(book *Book, changes []Change, now int64, watched bool) {
 	losses := map[int32][]Change{}
 	for _, c := range changes {
 		if c.Lost() > 0 {
@@ -82,7 +86,7 @@ func (t *SeriesTable) Prune(book *Book, changes []Change, now int64) {
 	}
 	for series, lost := range losses {
 		slices.SortStableFunc(lost, func(a, b Change) int { return cmp.Compare(a.Lo, b.Lo) })
-		t.At(series).prune(book, series, lost, now)
+		t.At(series).prune(book, series, lost, now, watched)
 	}
 	for _, s := range t.All {
 		s.Evidence.age(now)
@@ -116,7 +120,7 @@ func (e *Evidence) age(now int64) {
 // pruned edge: a back-dated marker or two must not hide what is pruned.
 const stragglers = 0.01
 
-func (s *Series) prune(book *Book, series int32, lost []Change, now int64) {
+func (s *Series) prune(book *Book, series int32, lost []Change, now int64, watched bool) {
 	rows, older, i := book.SeriesRows(series), int64(0), 0
 	if rows == 0 {
 		return
@@ -134,6 +138,9 @@ func (s *Series) prune(book *Book, series int32, lost []Change, now int64) {
 		}
 		newest, atEnd := newestLost(c)
 		if !atEnd || Infinite(newest) {
+			continue
+		}
+		if s.PrunedTo = max(s.PrunedTo, newest); !watched {
 			continue
 		}
 		seen = true
