@@ -28,7 +28,8 @@ func TestRunbooks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"runbooks/README.md"}
+	// replay.md is of no alert: deploy follows it step by step.
+	want := []string{"runbooks/README.md", "runbooks/replay.md"}
 	for _, a := range alerts(t) {
 		name := "runbooks/" + a.Alert + ".md"
 		want = append(want, name)

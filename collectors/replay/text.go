@@ -89,16 +89,16 @@ func (a *Answer) Text(w io.Writer) error {
 }
 
 func (v *Verified) text(b *strings.Builder) {
-	fmt.Fprintf(b, "\n%s records were read in %s and looked up in %s statements, the longest of %.2fs.\n",
-		count(v.Records), time.Duration(v.Seconds*float64(time.Second)).Round(100*time.Millisecond), count(int64(v.Statements)), v.LongestStatement)
+	fmt.Fprintf(b, "\n%s read in %s and looked up in %s statements, the longest of %.2fs.\n",
+		records(v.Records), time.Duration(v.Seconds*float64(time.Second)).Round(100*time.Millisecond), count(int64(v.Statements)), v.LongestStatement)
 	if v.WithoutID > 0 {
-		fmt.Fprintf(b, "\n%s records carry no event id.\n", count(v.WithoutID))
+		fmt.Fprintf(b, "\n%s without an event id.\n", records(v.WithoutID))
 	}
 	twins := func(n int64, what string, some []Twin) {
 		if n == 0 {
 			return
 		}
-		fmt.Fprintf(b, "\n%s %s:\n", count(n), what)
+		fmt.Fprintf(b, "\n%s %s:\n", records(n), what)
 		for _, t := range some {
 			fmt.Fprintf(b, "  %s at %s", shown(t.EventID), shown(t.At))
 			if t.Other != "" {
@@ -110,10 +110,10 @@ func (v *Verified) text(b *strings.Builder) {
 			fmt.Fprintf(b, "  and %s more\n", count(n-int64(len(some))))
 		}
 	}
-	twins(v.Twins, "records have the event id of another record, so they were published twice", v.SomeTwins)
-	twins(v.Conflicts, "records have an event id whose marker is of another payload", v.SomeConflicts)
+	twins(v.Twins, "with the event id of another record, published twice", v.SomeTwins)
+	twins(v.Conflicts, "with an event id whose marker is of another payload", v.SomeConflicts)
 	if v.Unmarked > 0 {
-		fmt.Fprintf(b, "\n%s records above the lowest marker have none: handled without one, dead-lettered, lost, or pruned out of order:\n", count(v.Unmarked))
+		fmt.Fprintf(b, "\n%s above the lowest marker without one: handled so, dead-lettered, lost, or pruned out of order:\n", records(v.Unmarked))
 		for _, u := range v.SomeUnmarked {
 			fmt.Fprintf(b, "  %s, partition %d, offsets %d to %d\n", shown(u.Topic), u.Partition, u.First, u.Last)
 		}
@@ -121,6 +121,13 @@ func (v *Verified) text(b *strings.Builder) {
 	for _, n := range v.Notes {
 		fmt.Fprintf(b, "\n%s\n", n)
 	}
+}
+
+func records(n int64) string {
+	if n == 1 {
+		return "1 record"
+	}
+	return count(n) + " records"
 }
 
 // worst are the partitions, those of which more is wrong first where not all

@@ -108,10 +108,10 @@ func TestVerifyTellsApart(t *testing.T) {
 	}
 	for _, want := range []string{
 		"from earliest 2 to 4 events would be applied twice",
-		"2 records carry no event id.",
+		"2 records without an event id.",
 		"0-50 at payments/0@100, its marker is of payments/0@50",
 		"unmarked at payments/0@104\n",
-		"1 records have an event id whose marker is of another payload:\n  0-51 at payments/0@101",
+		"1 record with an event id whose marker is of another payload:\n  0-51 at payments/0@101",
 		"payments, partition 0, offsets 103 to 103",
 		"of records without an event id nothing can be told",
 	} {
