@@ -179,14 +179,114 @@ func TestMapsOfDurations(t *testing.T) {
 }
 
 func TestParseDuration(t *testing.T) {
-	for text, want := range map[string]time.Duration{"8d": 192 * time.Hour, "1d12h": 36 * time.Hour, "1.5d": 36 * time.Hour, "90s": 90 * time.Second, "250ms": 250 * time.Millisecond, "0": 0} {
+	for text, want := range map[string]time.Duration{"8d": 192 * time.Hour, "1d12h": 36 * time.Hour, "1.5d": 36 * time.Hour, "90s": 90 * time.Second, "250ms": 250 * time.Millisecond, "0": 0, "0d": 0, "36500d": 36500 * 24 * time.Hour} {
 		if got, err := config.ParseDuration(text); err != nil || got != want {
 			t.Errorf("%s = %v, %v; want %v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "8", "d", "-1d", "8days", "8dd", "eight", "1h8d", "NaNd", "99999999999d"} {
+	for _, text := range []string{"", "8", "d", "-1d", "8days", "8dd", "eight", "1h8d", "NaNd", "36501d", "99999999999d"} {
 		if got, err := config.ParseDuration(text); err == nil {
 			t.Errorf("%q = %v, want an error", text, got)
 		}
+	}
+}
+
+// A file may say nothing, say null for a key, and say a section twice.
+func TestFilesThatSayLittle(t *testing.T) {
+	for _, yaml := range []string{"", "# nothing\n", "null\n", "~\n", "kafka.max-groups: null\n"} {
+		if got, _, err := parse(t, yaml); err != nil || got.Kafka.MaxGroups != 1000 {
+			t.Errorf("%q: %d, %v; want the default", yaml, got.Kafka.MaxGroups, err)
+		}
+	}
+	got, _, err := parse(t, "kafka: {max-groups: 3}\nkafka: {group: g}\n")
+	if err != nil || got.Kafka.MaxGroups != 3 || got.Kafka.Group != "g" {
+		t.Errorf("a section in two parts: %+v, %v", got, err)
+	}
+	if _, _, err := parse(t, "a word\n"); err == nil || !strings.Contains(err.Error(), "want a mapping") {
+		t.Errorf("a word: %v", err)
+	}
+}
+
+// A secret in a file ends with its line; blanks around it are its own.
+func TestReadSecret(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "secret")
+	for text, want := range map[string]string{"s3cret": "s3cret", "s3cret\n": "s3cret", " s3 cret \r\n": " s3 cret "} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := config.ReadSecret("--flag", path); err != nil || got.Reveal() != want {
+			t.Errorf("%q: %q, %v", text, got.Reveal(), err)
+		}
+	}
+	if err := os.WriteFile(path, []byte(" \n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{path: "--flag: " + path + " is empty", path + ".gone": "--flag: open "} {
+		if _, err := config.ReadSecret("--flag", file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", file, err, want)
+		}
+	}
+}
+
+// Every flag stands in the example under its section, with its help and its
+// default, or a placeholder behind a comment's sign.
+func TestExample(t *testing.T) {
+	var a struct {
+		Kafka struct {
+			Brokers []string          `default:"localhost:9092" help:"Addresses."`
+			Group   string            `help:"Groups whose text is so long that it does not stand on one line of ninety characters, which it does not." placeholder:"REGEX"`
+			On      bool              `help:"A switch."`
+			Keep    map[string]string `help:"A map."`
+			Wait    time.Duration     `help:"A time."`
+			Most    int               `default:"3"`
+		} `embed:"" prefix:"kafka."`
+		Alone string
+		Away  struct {
+			Name string
+		} `embed:"" prefix:"away."`
+	}
+	parser, err := kong.New(&a, append(config.Options("X"), kong.NoDefaultHelp())...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := config.Example(parser.Model.Flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `kafka:
+  # Addresses.
+  brokers: ['localhost:9092']
+  # Groups whose text is so long that it does not stand on one line of ninety characters,
+  # which it does not.
+  # group: REGEX
+  # A switch.
+  on: false
+  # A map.
+  # keep: {KEY: VALUE}
+  # A time.
+  # wait: DURATION
+  #` + " " + `
+  most: 3
+
+# away:
+  #` + " " + `
+  # name: NAME
+
+#` + " " + `
+# alone: ALONE
+`
+	if string(got) != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+	list, err := config.ExampleList("stores", "kafka", parser.Model.Flags)
+	if err != nil || string(list) != `# stores:
+#   - brokers: ['localhost:9092']
+#     # group: REGEX
+#     on: false
+#     # keep: {KEY: VALUE}
+#     # wait: DURATION
+#     most: 3
+` {
+		t.Errorf("list: %v\n%s", err, list)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func write(t *testing.T, path, text string) string {
@@ -52,6 +53,30 @@ func TestFilesAreReadForEveryConnection(t *testing.T) {
 	}
 }
 
+// A file that is gone costs the connections that need it, with its name.
+func TestAFileIsGone(t *testing.T) {
+	path := write(t, filepath.Join(t.TempDir(), "password"), "first")
+	pc, err := Config{DSN: "host=h", PasswordFile: path}.Pool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := pc.BeforeConnect(t.Context(), pc.ConnConfig.Copy()); err == nil || !strings.Contains(err.Error(), "postgres.password-file") {
+		t.Errorf("%v, want the key", err)
+	}
+}
+
+func TestConnectTimeout(t *testing.T) {
+	for dsn, want := range map[string]time.Duration{"host=h": 5 * time.Second, "host=h connect_timeout=7": 7 * time.Second} {
+		pc, err := To(dsn).Pool()
+		if err != nil || pc.ConnConfig.ConnectTimeout != want {
+			t.Errorf("%s: %v, %v; want %v", dsn, pc.ConnConfig.ConnectTimeout, err, want)
+		}
+	}
+}
+
 func TestMistakesNameTheKeyAndTheRemedy(t *testing.T) {
 	dir := t.TempDir()
 	empty, bad := write(t, filepath.Join(dir, "empty"), "\n"), write(t, filepath.Join(dir, "bad"), "postgres://u:hunter2%zz@h/d")
@@ -60,6 +85,7 @@ func TestMistakesNameTheKeyAndTheRemedy(t *testing.T) {
 		"postgres.dsn-file: " + empty:       {DSNFile: empty},
 		"postgres.dsn-file: the URL":        {DSNFile: bad},
 		"postgres.dsn: the URL":             To("postgres://u:hunter2%zz@h/d"),
+		"postgres.dsn: cannot be parsed":    To("hunter2 = = x"),
 		"postgres.dsn: names a file":        To("host=h sslmode=verify-full sslrootcert=/nowhere/root.crt"),
 		"postgres.password-file: open /now": {PasswordFile: "/nowhere/password"},
 	} {
