@@ -123,7 +123,8 @@ func child(text string) int {
 	cfg.Stream.Failpoint, cfg.Stream.BatchSize = hit, sp.BatchSize
 	cfg.Stream.SessionTimeout, cfg.Stream.RebalanceTimeout, cfg.Stream.HeartbeatInterval = sp.Session, 5*time.Second, 200*time.Millisecond
 	cfg.Stream.ServerSideBalancing, cfg.Stream.InstanceID = sp.ServerSide, sp.Instance
-	cfg.Stream.Consumer = []kgo.Opt{kgo.Dialer(func(ctx context.Context, network, addr string) (net.Conn, error) {
+	cfg.Stream.LogStartEvery = 500 * time.Millisecond
+	cfg.Stream.Consumer = []kgo.Opt{kgo.MetadataMaxAge(2 * time.Second), kgo.MetadataMinAge(200 * time.Millisecond), kgo.Dialer(func(ctx context.Context, network, addr string) (net.Conn, error) {
 		var d net.Dialer
 		c, err := d.DialContext(ctx, network, addr)
 		return &offsetConn{c, hit}, err

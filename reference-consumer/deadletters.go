@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"text/tabwriter"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"oncewatch/reference-consumer/deadletter"
@@ -32,14 +35,11 @@ func (l *listCmd) Run(ctx context.Context, s *Shared, out *output) error {
 		return err
 	}
 	defer pool.Close()
-	letters, err := deadletter.List(ctx, pool, deadletter.Filter{Group: s.Group, Reason: l.Reason, EventID: l.EventID, Requeued: l.Requeued, Limit: l.Limit})
-	if err != nil {
-		return err
-	}
+	f := deadletter.Filter{Group: s.Group, Reason: l.Reason, EventID: l.EventID, Requeued: l.Requeued, Limit: l.Limit}
 	if l.Output == "json" {
-		return json.NewEncoder(out.stdout).Encode(letters)
+		return listJSON(ctx, pool, f, out.stdout)
 	}
-	return table(out, letters)
+	return listTable(ctx, pool, f, out.stdout)
 }
 
 type showCmd struct {
@@ -62,8 +62,9 @@ func (c *showCmd) Run(ctx context.Context, s *Shared, out *output) error {
 }
 
 type requeueCmd struct {
-	ID    []int64 `arg:"" help:"Numbers of the dead letters."`
-	Force bool    `help:"Send again what was sent again already."`
+	ID        []int64       `arg:"" help:"Numbers of the dead letters."`
+	Force     bool          `help:"Send again what was sent again already, and what no marker protects any more."`
+	Retention time.Duration `default:"8d" help:"How long the pruner keeps markers (0: for ever): what is older is refused."`
 }
 
 func (c *requeueCmd) Run(ctx context.Context, s *Shared, out *output) error {
@@ -82,24 +83,55 @@ func (c *requeueCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	}
 	defer client.Close()
 	for _, id := range c.ID {
-		l, err := deadletter.Requeue(ctx, pool, client, id, c.Force)
+		l, outcome, err := deadletter.Requeue(ctx, pool, client, id, deadletter.Options{Force: c.Force, Retention: c.Retention})
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out.stdout, "%d: event %s published to %s again\n", id, l.EventID, l.Topic)
+		fmt.Fprintf(out.stdout, "%d: event %s published to %s again; %s\n", id, l.EventID, l.Topic, outcome)
 	}
 	return nil
 }
 
-func table(out *output, letters []deadletter.Letter) error {
-	w := tabwriter.NewWriter(out.stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "ID\tEVENT\tTOPIC\tPARTITION\tOFFSET\tFIRST OFFSET\tREASON\tATTEMPTS\tCREATED\tERROR")
-	for _, l := range letters {
+// listJSON writes an array, a letter at a time.
+func listJSON(ctx context.Context, pool *pgxpool.Pool, f deadletter.Filter, w io.Writer) error {
+	between := "["
+	err := deadletter.List(ctx, pool, f, func(l deadletter.Letter) error {
+		text, err := json.Marshal(l)
+		if err == nil {
+			_, err = fmt.Fprintf(w, "%s%s", between, text)
+			between = ",\n"
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if between == "[" {
+		_, err = fmt.Fprint(w, between)
+	}
+	if err == nil {
+		_, err = fmt.Fprintln(w, "]")
+	}
+	return err
+}
+
+// tableRows is how many rows are held to align their columns.
+const tableRows = 1000
+
+func listTable(ctx context.Context, pool *pgxpool.Pool, f deadletter.Filter, out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "ID\tEVENT\tTOPIC\tPARTITION\tOFFSET\tFIRST OFFSET\tREASON\tATTEMPTS\tBYTES\tCREATED\tERROR")
+	rows := 0
+	err := deadletter.List(ctx, pool, f, func(l deadletter.Letter) error {
 		first := "-"
 		if l.FirstOffset != nil {
 			first = fmt.Sprintf("%d/%d", *l.FirstPartition, *l.FirstOffset)
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%d\t%s\t%s\n", l.ID, l.EventID, l.Topic, l.Partition, l.Offset, first, l.Reason, l.Attempts, l.CreatedAt.UTC().Format(time.RFC3339), l.Error)
-	}
-	return w.Flush()
+		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%d\t%d\t%s\t%s\n", l.ID, l.EventID, l.Topic, l.Partition, l.Offset, first, l.Reason, l.Attempts, l.ValueBytes, l.CreatedAt.UTC().Format(time.RFC3339), l.Error)
+		if rows++; rows%tableRows == 0 {
+			return w.Flush()
+		}
+		return nil
+	})
+	return errors.Join(err, w.Flush())
 }

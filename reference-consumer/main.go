@@ -19,8 +19,9 @@ import (
 	"oncewatch/reference-consumer/stream"
 )
 
-// Exit codes: 1 something went wrong, 2 unusable flags, 78 (EX_CONFIG) the
-// surroundings break what exactly-once rests on.
+// Exit codes: 1 something went wrong that another start may mend, 2 unusable
+// flags, 78 (EX_CONFIG) the surroundings break what exactly-once rests on, and
+// no restart mends that.
 const (
 	exitFailed  = 1
 	exitUsage   = 2
@@ -65,6 +66,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch {
 	case err == nil:
 		return 0
+	case errors.As(err, &startup) && startup.Passes():
+		fmt.Fprintln(stderr, err)
+		return exitFailed
 	case errors.As(err, &startup), errors.As(err, &pruning):
 		fmt.Fprintln(stderr, err)
 		return exitRefused

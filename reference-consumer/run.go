@@ -28,6 +28,7 @@ type runCmd struct {
 	SessionTimeout      time.Duration `default:"30s" help:"Group session timeout."`
 	RebalanceTimeout    time.Duration `default:"60s" help:"Group rebalance timeout."`
 	ShutdownTimeout     time.Duration `default:"15s" help:"Most time to finish after SIGTERM."`
+	HandlerTimeout      time.Duration `default:"20s" help:"Most time one event may be handled; then its partition is paused, and the event tried again."`
 	Notify              string        `placeholder:"URL" help:"Deliver confirmations from the outbox to this address."`
 	NotifyPer           string        `enum:"operation,event" default:"operation" help:"Identity of a confirmation: the business operation, or the event."`
 }
@@ -68,6 +69,7 @@ func (r *runCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	}
 	cfg.Stream.BatchSize, cfg.Stream.InstanceID, cfg.Stream.ServerSideBalancing = r.BatchSize, r.InstanceID, r.ServerSideBalancing
 	cfg.Stream.SessionTimeout, cfg.Stream.RebalanceTimeout, cfg.Stream.ShutdownTimeout = r.SessionTimeout, r.RebalanceTimeout, r.ShutdownTimeout
+	cfg.Inbox.HandlerTimeout, cfg.Inbox.TransactionTimeout = r.HandlerTimeout, max(30*time.Second, r.HandlerTimeout+10*time.Second)
 	cfg.Stream.Assigned = func(map[string][]int32) { ready.Store(true) }
 	g, ctx := errgroup.WithContext(ctx)
 	if r.Notify != "" {
@@ -93,7 +95,7 @@ func (r *runCmd) check() error {
 	if r.Retention < 0 {
 		return fmt.Errorf("--retention=%s: not below 0, which means for ever", r.Retention)
 	}
-	for flag, d := range map[string]time.Duration{"session-timeout": r.SessionTimeout, "rebalance-timeout": r.RebalanceTimeout, "shutdown-timeout": r.ShutdownTimeout} {
+	for flag, d := range map[string]time.Duration{"session-timeout": r.SessionTimeout, "rebalance-timeout": r.RebalanceTimeout, "shutdown-timeout": r.ShutdownTimeout, "handler-timeout": r.HandlerTimeout} {
 		if d <= 0 {
 			return fmt.Errorf("--%s=%s: must be positive", flag, d)
 		}

@@ -53,6 +53,7 @@ type Letter struct {
 	Reason         string     `json:"reason"`
 	Error          string     `json:"error"`
 	Attempts       int        `json:"attempts"`
+	ValueBytes     int        `json:"value_bytes"` // length of the value
 	Key            []byte     `json:"key,omitempty"`
 	Value          []byte     `json:"value,omitempty"`
 	Headers        []Header   `json:"headers,omitempty"`

@@ -155,7 +155,9 @@ func (in *Inbox) handlers(ctx context.Context, s *session, b Batch, p *plan, han
 			continue
 		}
 		if err == nil && p.oneByOne {
-			err = s.finish(ctx)
+			if err = s.finish(ctx); err != nil {
+				err = fail(b, i, err) // all before it were looked at
+			}
 		}
 		if err == nil && !s.inTransaction() {
 			err = errNoTransaction

@@ -3,7 +3,10 @@ package inbox_test
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -152,3 +155,8 @@ func wantTally(t *testing.T, res inbox.Result, processed, duplicate, dead int) {
 		t.Errorf("processed, duplicate, dead = %d, %d, %d, want %d, %d, %d", p, d, x, processed, duplicate, dead)
 	}
 }
+
+// goexit ends the goroutine that calls it, as a test's FailNow does.
+func goexit() { runtime.Goexit() }
+
+func textLog(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }

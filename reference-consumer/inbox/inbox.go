@@ -235,6 +235,10 @@ func (in *Inbox) learn(ctx context.Context, b Batch, p *plan, err error, retries
 		return true, nil
 	case class == ClassData:
 		return false, ee
+	case class == ClassConfig && !p.oneByOne && len(b.Events) > 1 && !errors.Is(err, ErrHandlerTimeout):
+		// An event before it may have changed what it found.
+		p.oneByOne = true
+		return true, nil
 	case class == ClassConfig:
 		return false, ee
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"oncewatch/reference-consumer/inbox"
+	"oncewatch/reference-consumer/schema"
 	"oncewatch/reference-consumer/stream"
 	"oncewatch/reference-consumer/telemetry"
 )
@@ -66,6 +67,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	pool, err := open(ctx, cfg.DSN, cfg.MaxConnections, func(pc *pgxpool.Config) {
 		pc.BeforeConnect = cfg.BeforeConnect
+		schema.Application(pc.ConnConfig, cfg.Group, cfg.Stream.InstanceID)
 		if cfg.Configure != nil {
 			cfg.Configure(pc)
 		}

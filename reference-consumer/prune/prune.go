@@ -137,7 +137,7 @@ type pruner struct {
 
 // cycle is one run: check, then delete batches or drop partitions.
 func (p *pruner) cycle(ctx context.Context) error {
-	conn, err := schema.Connect(ctx, p.cfg.DSN, p.cfg.BeforeConnect)
+	conn, err := schema.Connect(ctx, p.cfg.DSN, "prune", p.cfg.BeforeConnect)
 	if err != nil {
 		return err
 	}

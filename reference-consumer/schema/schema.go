@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -56,13 +57,28 @@ func Version() int {
 	return all[len(all)-1].version
 }
 
-// Connect opens one connection. before may change where and as whom; nil: as
-// the DSN says.
-func Connect(ctx context.Context, dsn string, before func(context.Context, *pgx.ConnConfig) error) (*pgx.Conn, error) {
+// Application names a program's connections in pg_stat_activity: what it is, of
+// which group, and which instance (default: the host's name), unless the
+// connection string has given a name already.
+func Application(cc *pgx.ConnConfig, what, instance string) {
+	if cc.RuntimeParams["application_name"] != "" {
+		return
+	}
+	if instance == "" {
+		instance, _ = os.Hostname() // unknown: left out
+	}
+	name := strings.TrimSpace("reference-consumer " + what + " " + instance)
+	cc.RuntimeParams["application_name"] = name[:min(len(name), 63)] // as the server would cut it
+}
+
+// Connect opens one connection named by Application. before may change where
+// and as whom; nil: as the DSN says.
+func Connect(ctx context.Context, dsn, what string, before func(context.Context, *pgx.ConnConfig) error) (*pgx.Conn, error) {
 	cc, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return nil, fmt.Errorf("--postgres.dsn: %w", err)
 	}
+	Application(cc, what, "")
 	if before != nil {
 		if err := before(ctx, cc); err != nil {
 			return nil, err
@@ -85,7 +101,7 @@ func Migrate(ctx context.Context, dsn string, o Options) error {
 	if err != nil {
 		return err
 	}
-	conn, err := Connect(ctx, dsn, o.BeforeConnect)
+	conn, err := Connect(ctx, dsn, "migrate", o.BeforeConnect)
 	if err != nil {
 		return err
 	}

@@ -42,8 +42,17 @@ func Assertions() []string {
 // Violation is an assertion that does not hold.
 type Violation struct{ Name, Text string }
 
+// passes says that time alone may mend it: a failover has read-only moments,
+// a clock is set.
+func (v Violation) passes() bool { return v.Name == AssertPrimary || v.Name == AssertClock }
+
 // RefusedError says why the consumer does not start.
 type RefusedError struct{ Violations []Violation }
+
+// Passes says that another start may succeed without anybody's doing.
+func (e *RefusedError) Passes() bool {
+	return !slices.ContainsFunc(e.Violations, func(v Violation) bool { return !v.passes() })
+}
 
 func (e *RefusedError) Error() string {
 	lines := make([]string, len(e.Violations))

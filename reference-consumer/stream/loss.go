@@ -45,28 +45,27 @@ func (p *partition) fetched(records []*kgo.Record, logStart int64) {
 	p.queue.add(records)
 }
 
-// countLost counts and logs the records of [from, to).
+// countLost counts and logs the records of [from, to), and lets the worker pass
+// them at their place among the others.
 func (p *partition) countLost(from, to int64) {
 	if from >= to {
 		return
 	}
 	p.metrics.Lost(p.topic, p.label, float64(to-from))
 	p.log.Error("events lost: the broker deleted records before they were handled", "from_offset", from, "to_offset", to-1, "lost", to-from)
+	p.queue.add([]*kgo.Record{{Topic: p.topic, Partition: p.id, Offset: to - 1, LeaderEpoch: -1, Context: lostRecords}})
 }
 
-// passed is a record that stands for offsets at which nothing is to be handled.
-type passed struct{}
+// lostRecords marks a record that stands for those that are gone.
+var lostRecords = context.WithValue(context.Background(), lostKey{}, true)
 
-// pass lets the worker move on to an offset without a record.
-func (p *partition) pass(next int64) {
-	p.queue.add([]*kgo.Record{{Topic: p.topic, Partition: p.id, Offset: next - 1, LeaderEpoch: -1, Context: context.WithValue(context.Background(), passed{}, true)}})
-}
+type lostKey struct{}
+
+func isLost(r *kgo.Record) bool { return r.Context == lostRecords }
 
 // isEvent is false for what ends a transaction, and for what only moves the
 // position.
-func isEvent(r *kgo.Record) bool {
-	return !r.Attrs.IsControl() && (r.Context == nil || r.Context.Value(passed{}) == nil)
-}
+func isEvent(r *kgo.Record) bool { return !r.Attrs.IsControl() && !isLost(r) }
 
 // watchLogStarts looks for loss that no fetch can show: a log that was deleted
 // up to its end, with nothing after it.
@@ -117,9 +116,6 @@ func (c *consumer) lookAtLogStarts(ctx context.Context, before map[*partition]in
 		now[p] = p.position.next
 		p.position.mu.Unlock()
 		p.countLost(from, to)
-		if from < to {
-			p.pass(to)
-		}
 	}
 	clear(before)
 	for p, at := range now {

@@ -234,7 +234,13 @@ func (p *partition) handle(records []*kgo.Record) (int, error) {
 	for i, r := range deliveries {
 		b.Events[i] = decode(p.cfg.Decode, r)
 		b.Events[i].TraceID, b.Events[i].TraceParent = traceID, traceParent
-		p.sequences.see(r, now)
+	}
+	for _, r := range records {
+		if isLost(r) {
+			p.sequences.jump()
+		} else {
+			p.sequences.see(r, now)
+		}
 	}
 	p.sequences.expire(now)
 	b.Also = func(pipe *pgx.Batch) { p.sequences.store(pipe); p.crash.store(pipe) }

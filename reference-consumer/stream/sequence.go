@@ -33,6 +33,9 @@ type producer struct {
 	last  int64
 	gaps  []gap
 	dirty bool
+	// jumps says that its next number may be any higher one: what lies between
+	// is counted as lost already, by offsets.
+	jumps bool
 }
 
 // sequences of a partition's producers. They are stored with the offset, so
@@ -87,7 +90,11 @@ func (s *sequences) see(r *kgo.Record, now time.Time) {
 		s.producers[name] = &producer{last: seq, dirty: true}
 		return
 	}
+	jumps := pr.jumps
+	pr.jumps = false
 	switch {
+	case seq > pr.last+1 && jumps:
+		pr.last, pr.dirty = seq, true
 	case seq > pr.last+1:
 		pr.gaps = append(pr.gaps, gap{pr.last + 1, seq - 1, now})
 		s.gaps++
@@ -96,6 +103,13 @@ func (s *sequences) see(r *kgo.Record, now time.Time) {
 		pr.last, pr.dirty = seq, true
 	default:
 		s.fill(pr, seq)
+	}
+}
+
+// jump notes that records are gone from the log, whosever they were.
+func (s *sequences) jump() {
+	for _, pr := range s.producers {
+		pr.jumps = true
 	}
 }
 
