@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -180,6 +181,23 @@ func TestTheWholeProgram(t *testing.T) {
 		t.Errorf("prune --retention=3d: exit %d, %q, want 78", code, errs)
 	}
 	ok(t, with("prune", "--once", "--retention=3d", "--allow=marker-retention")...)
+
+	// A failover has read-only moments: 1, another start may succeed. Together
+	// with what no restart mends it is 78.
+	conn, err := pgx.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(t.Context(), "ALTER DATABASE "+pgx.Identifier{conn.Config().Database}.Sanitize()+" SET default_transaction_read_only = on"); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := program(t, with("run", "--log.level=error")...); code != 1 || !strings.HasPrefix(errs, "primary: ") {
+		t.Errorf("run on a read-only database: exit %d, %q, want 1", code, errs)
+	}
+	if code, _, errs := program(t, with("run", "--retention=3d", "--log.level=error")...); code != 78 {
+		t.Errorf("run --retention=3d on a read-only database: exit %d, %q, want 78", code, errs)
+	}
 }
 
 // sound asks the topic, which has n records, how many ids have a payment that

@@ -42,6 +42,9 @@ func (e *DataError) Unwrap() error { return e.Err }
 // without another attempt.
 func Invalid(err error) error { return &DataError{ReasonData, err} }
 
+// ErrorType of spans: the reason.
+func (e *DataError) ErrorType() string { return e.Reason }
+
 // EventError ties an error to an event of the batch.
 type EventError struct {
 	Index int // in Batch.Events; -1 where no single event can be blamed

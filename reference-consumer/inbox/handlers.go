@@ -21,6 +21,9 @@ type PanicError struct {
 	Stack []byte
 }
 
+// ErrorType of spans.
+func (e *PanicError) ErrorType() string { return ReasonPanic }
+
 func (e *PanicError) Error() string { return fmt.Sprintf("the handler panicked: %v", e.Value) }
 
 // errNoTransaction says that after a handler the transaction was gone, or had

@@ -33,7 +33,12 @@ type bundle struct {
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
-	b := &bundle{t: t, dsn: testenv.Postgres(t)}
+	return setupAt(t, testenv.Postgres(t))
+}
+
+func setupAt(t *testing.T, dsn string) *bundle {
+	t.Helper()
+	b := &bundle{t: t, dsn: dsn}
 	if err := schema.Migrate(t.Context(), b.dsn, schema.Options{}); err != nil {
 		t.Fatal(err)
 	}

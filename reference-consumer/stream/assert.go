@@ -29,6 +29,7 @@ const (
 	AssertTimeouts        = "timeouts"
 	AssertClock           = "clock"
 	AssertClientOptions   = "client-options"
+	AssertProtocol        = "protocol"
 	maxClockSkew          = time.Second
 	assertionTimeout      = 15 * time.Second
 )
@@ -36,7 +37,7 @@ const (
 // Assertions is every name --allow takes.
 func Assertions() []string {
 	return []string{AssertAutoCommit, AssertOffsetPolicy, AssertMarkerRetention, AssertUniqueIndex, AssertSchema,
-		AssertIsolation, AssertSyncCommit, AssertPrimary, AssertTimeouts, AssertClock, AssertClientOptions}
+		AssertIsolation, AssertSyncCommit, AssertPrimary, AssertTimeouts, AssertClock, AssertClientOptions, AssertProtocol}
 }
 
 // Violation is an assertion that does not hold.
@@ -84,6 +85,13 @@ func (g Guard) check(ctx context.Context, admin *kadm.Client, cfg Config) ([]Vio
 	retention, err := g.retention(ctx, admin, cfg.Topics)
 	if err != nil {
 		return nil, err
+	}
+	protocol, err := protocolViolations(ctx, cfg.Pool)
+	if err != nil {
+		return nil, err
+	}
+	if len(protocol) > 0 {
+		return slices.Concat(vs, retention, protocol), nil // what else is asked of the server might fail for it
 	}
 	database, err := databaseViolations(ctx, cfg.Pool, cfg.Now)
 	if err != nil {

@@ -9,7 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -214,8 +216,29 @@ func (t *Tracer) Send(ctx context.Context, r *kgo.Record) (end func(error)) {
 func fail(span trace.Span, err error) {
 	if err != nil && span.IsRecording() {
 		span.SetStatus(codes.Error, err.Error())
-		span.SetAttributes(semconv.ErrorType(err))
+		span.SetAttributes(semconv.ErrorTypeKey.String(errorType(err)))
 	}
+}
+
+// errorType is what an error is called for those who sort by it: its SQLSTATE,
+// the reason it carries, or the broker's name for it; a Go type says nothing.
+func errorType(err error) string {
+	var pg *pgconn.PgError
+	var broker *kerr.Error
+	var reason interface{ ErrorType() string }
+	switch {
+	case errors.As(err, &pg):
+		return pg.Code
+	case errors.As(err, &reason):
+		return reason.ErrorType()
+	case errors.As(err, &broker):
+		return broker.Message
+	case errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.Is(err, context.Canceled):
+		return "canceled"
+	}
+	return semconv.ErrorTypeOther.Value.AsString()
 }
 
 // Remote is the trace context a record carries. Where several hops each added
