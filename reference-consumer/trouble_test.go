@@ -16,6 +16,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"oncewatch/deploy/testenv"
 	"oncewatch/reference-consumer/header"
 	"oncewatch/reference-consumer/payments"
 )
@@ -75,7 +76,7 @@ func (tp *tape) keep(r *kgo.Record) {
 // wait until the tape has a partition up to an offset.
 func (tp *tape) wait(partition int32, upTo int64) {
 	tp.t.Helper()
-	wait(tp.t, fmt.Sprintf("the tape to hold %d/%d", partition, upTo), func() bool {
+	testenv.Eventually(tp.t, fmt.Sprintf("the tape to hold %d/%d", partition, upTo), func() bool {
 		tp.mu.Lock()
 		defer tp.mu.Unlock()
 		return tp.next[partition] >= upTo
