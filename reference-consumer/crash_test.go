@@ -171,7 +171,7 @@ func (s *stage) all(limit time.Duration) {
 	}
 }
 
-// audit: 0 lost, 0 doubled, ledger = distinct ids = markers, each pair from
+// audit: 0 lost, 0 doubled, entries = distinct ids = markers, each pair from
 // one transaction, balances add up, poison in the dead letters.
 func (s *stage) audit() error {
 	applied := s.stats.Events - s.stats.Poison

@@ -377,7 +377,7 @@ func TestReadsInsideTheHandler(t *testing.T) {
 
 // A handler that fails without a reason is tried MaxAttempts times, then its
 // event goes to the dead letters with that number.
-func TestHandlerErrorIsRetriedThenBuried(t *testing.T) {
+func TestHandlerErrorIsRetriedThenDeadLettered(t *testing.T) {
 	b := setup(t)
 	calls := 0
 	in := newInbox(t, inbox.Config{MaxAttempts: 4, Handler: func(ctx context.Context, tx *inbox.Tx, ev inbox.Event) error {

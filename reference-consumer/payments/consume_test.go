@@ -104,7 +104,7 @@ func (b *bundle) eventually(what string, ok func() bool) {
 	testenv.Eventually(b.t, what, ok)
 }
 
-// Both forms of the effect write the same ledger, poison apart.
+// Both forms of the effect write the same entries, poison apart.
 func TestPipelinedAndSetBased(t *testing.T) {
 	for _, set := range []bool{false, true} {
 		t.Run("set-based="+strconv.FormatBool(set), func(t *testing.T) {
@@ -147,7 +147,7 @@ func TestTwoGroups(t *testing.T) {
 	}
 }
 
-// The ledger's identity is the event: every event of a payment is an entry.
+// The identity of an entry is the event: every event of a payment is an entry.
 // The confirmation's is the business operation: one e-mail a payment, however
 // many events speak of it; with the event as identity there would be three.
 func TestOperationIdentity(t *testing.T) {
@@ -197,7 +197,7 @@ func TestEventIDFromTheKey(t *testing.T) {
 }
 
 // For demos: redelivered events show as duplicates of the same offset, and the
-// ledger stays right.
+// entries stay right.
 func TestRedeliver(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

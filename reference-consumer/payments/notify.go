@@ -7,7 +7,7 @@ import (
 
 // NotifyPer says what makes two confirmations the same one.
 //
-// The event id identifies a delivery: right for the ledger, where each event
+// The event id identifies a delivery: right for the entries, where each event
 // is an entry of its own. A confirmation belongs to the payment, of which
 // several events may speak: there the business operation (account, payment id
 // and type of notification) is the identity, or the customer gets two e-mails

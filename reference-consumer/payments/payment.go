@@ -1,4 +1,4 @@
-// Package payments is the sample service: payments into a ledger and account
+// Package payments is the sample service: payments into entries and account
 // balances, each applied exactly once.
 package payments
 
@@ -41,7 +41,7 @@ const (
 ON CONFLICT (account) DO UPDATE SET balance = a.balance + excluded.balance, entries = a.entries + 1, updated_at = now()`
 )
 
-// Handler writes a ledger entry and moves the account's balance, and with
+// Handler writes an entry and moves the account's balance, and with
 // notify leaves the intent to confirm the payment in the outbox.
 func Handler(group string, notify NotifyPer) inbox.Handler {
 	return func(_ context.Context, tx *inbox.Tx, ev inbox.Event) error {

@@ -157,7 +157,7 @@ func TestAssertionsAreRepeated(t *testing.T) {
 	})
 	b.eventually("a log line", func() bool { return strings.Contains(m.log.String(), "raise --retention to at least 33d") })
 	b.publish(0, 10)
-	b.eventually("it goes on handling", func() bool { return b.ledger() == 10 })
+	b.eventually("it goes on handling", func() bool { return b.entries() == 10 })
 }
 
 func (b *bundle) alter(topic string, configs map[string]string) {

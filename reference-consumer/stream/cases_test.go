@@ -22,13 +22,13 @@ import (
 
 // Only deaths count towards a dead letter. Locks that are waited for, restarts
 // in order and members that join and leave put no healthy event aside.
-func TestNothingHealthyIsBuried(t *testing.T) {
+func TestNothingHealthyIsDeadLettered(t *testing.T) {
 	sound := func(b *bundle, n int) {
 		b.t.Helper()
 		if n := b.count("SELECT count(*) FROM dead_letters"); n != 0 {
 			b.t.Errorf("%d healthy events are dead letters", n)
 		}
-		b.wantLedger(n)
+		b.wantEntries(n)
 	}
 	t.Run("a lock through eight restarts", func(t *testing.T) {
 		b := setup(t, 1)
@@ -72,7 +72,7 @@ func TestNothingHealthyIsBuried(t *testing.T) {
 					_, err := tx.Exec(ctx, "SELECT pg_sleep(0.3)")
 					return errors.Join(err, errors.New("not now"))
 				}
-				return ledger(ctx, tx, ev)
+				return book(ctx, tx, ev)
 			}, func(ic *inbox.Config) { ic.MaxAttempts = 1000 })
 			cfg.RevokeTimeout = 200 * time.Millisecond
 			return cfg
@@ -97,12 +97,12 @@ func TestNothingHealthyIsBuried(t *testing.T) {
 			if ev.ID == bad {
 				panic("not this one")
 			}
-			return ledger(ctx, tx, ev)
+			return book(ctx, tx, ev)
 		}, func(ic *inbox.Config) { ic.MaxAttempts = 5 }))
 		b.eventually("all", func() bool { return b.committed(0) == 1 && b.committed(1) == 20 })
 		m.want(1, "events_dead_lettered_total", "reason", "panic")
 		m.want(1, "events_dead_lettered_total")
-		b.wantLedger(20)
+		b.wantEntries(20)
 	})
 }
 
@@ -155,7 +155,7 @@ func TestLossIsSeenAtTheFetch(t *testing.T) {
 			b.publish(0, 3)
 			b.eventually("it goes on", func() bool { return b.committed(0) == end+3 })
 			next.want(0, "events_lost_total")
-			b.wantLedger(93 + c.more - int(c.lost))
+			b.wantEntries(93 + c.more - int(c.lost))
 		})
 	}
 }
@@ -181,7 +181,7 @@ func TestDeletedReplayIsNoLoss(t *testing.T) {
 	b.publish(0, 1)
 	b.eventually("101", func() bool { return b.committed(0) == 101 })
 	m.want(0, "events_lost_total")
-	b.wantLedger(101)
+	b.wantEntries(101)
 }
 
 // The position passes what ends a transaction, so that the lag behind a
@@ -209,7 +209,7 @@ func TestPositionPassesControlRecords(t *testing.T) {
 	}
 	transaction("one-", 10, kgo.TryCommit)
 	m := b.start(b.config(nil, nil))
-	b.eventually("lag 0", func() bool { return b.ledger() == 10 && b.committed(0) == 11 && b.end(0) == 11 })
+	b.eventually("lag 0", func() bool { return b.entries() == 10 && b.committed(0) == 11 && b.end(0) == 11 })
 	transaction("two-", 3, kgo.TryAbort)
 	b.eventually("lag 0", func() bool { return b.committed(0) == 15 && b.end(0) == 15 })
 	transaction("three-", 2, kgo.TryCommit)
@@ -223,7 +223,7 @@ func TestPositionPassesControlRecords(t *testing.T) {
 	if n := b.count("SELECT next_offset FROM consumer_progress"); n != 18 {
 		t.Errorf("the database stands at %d, want 18", n)
 	}
-	b.wantLedger(12)
+	b.wantEntries(12)
 }
 
 // A handler that waits for itself is seen within its bound, named in the log
@@ -242,7 +242,7 @@ func TestHandlerThatHangs(t *testing.T) {
 		if ev.ID == stuck && tries.Add(1) <= 2 {
 			<-release
 		}
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}, func(ic *inbox.Config) {
 		ic.HandlerTimeout, ic.Log = 700*time.Millisecond, slog.New(slog.NewTextHandler(log, nil))
 	})
@@ -268,7 +268,7 @@ func TestHandlerThatHangs(t *testing.T) {
 	if n := b.count("SELECT count(*) FROM dead_letters"); n != 0 {
 		t.Errorf("%d dead letters", n)
 	}
-	b.wantLedger(10)
+	b.wantEntries(10)
 }
 
 // Options that would replace what the consumer rests on are refused at start,

@@ -183,11 +183,11 @@ func (b *bundle) count(sql string, args ...any) int {
 	return n
 }
 
-func (b *bundle) ledger() int { return b.count("SELECT count(*) FROM ledger_entries") }
+func (b *bundle) entries() int { return b.count("SELECT count(*) FROM ledger_entries") }
 
-func (b *bundle) wantLedger(n int) {
+func (b *bundle) wantEntries(n int) {
 	b.t.Helper()
-	if entries, ids, markers := b.ledger(), b.count("SELECT count(DISTINCT event_id) FROM ledger_entries"), b.count("SELECT count(*) FROM processed_events"); entries != n || ids != n || markers != n {
+	if entries, ids, markers := b.entries(), b.count("SELECT count(DISTINCT event_id) FROM ledger_entries"), b.count("SELECT count(*) FROM processed_events"); entries != n || ids != n || markers != n {
 		b.t.Errorf("entries %d, distinct ids %d, markers %d, want %d each", entries, ids, markers, n)
 	}
 }

@@ -23,14 +23,14 @@ import (
 	"oncewatch/reference-consumer/stream"
 )
 
-var ledger = payments.Handler("g", payments.NotifyNever)
+var book = payments.Handler("g", payments.NotifyNever)
 
 func TestConsumesAndCounts(t *testing.T) {
 	b := setup(t, 2)
 	ids := b.publish(0, 300)
 	b.publish(1, 200)
 	m := b.start(b.config(nil, nil))
-	b.eventually("500 entries", func() bool { return b.ledger() == 500 })
+	b.eventually("500 entries", func() bool { return b.entries() == 500 })
 	b.publishIDs(1, ids[:7]) // published twice
 	b.eventually("offsets at the end", func() bool { return b.committed(0) == 300 && b.committed(1) == 207 })
 	m.want(500, "events_handled_total", "outcome", "processed")
@@ -47,7 +47,7 @@ func TestConsumesAndCounts(t *testing.T) {
 	if log := m.log.String(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "level=WARN") {
 		t.Error("duplicates are no one's alarm, but there are warnings or errors")
 	}
-	b.wantLedger(500)
+	b.wantEntries(500)
 }
 
 // A member that stands by, with more members than partitions, is ready too.
@@ -80,18 +80,18 @@ func TestOnlyThePartitionStops(t *testing.T) {
 			tx.Queue("SELECT * FROM not_there_yet")
 			return nil
 		}
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}, nil))
 	b.eventually("the others drain", func() bool { return b.committed(0) == 100 && b.committed(2) == 100 })
 	b.eventually("the prefix is committed", func() bool { return b.committed(1) == 49 })
 	m.want(1, "consumer_partition_stopped", "partition", "1")
-	b.wantLedger(249)
+	b.wantEntries(249)
 	if log := m.log.String(); !strings.Contains(log, "event_id="+bad) || !strings.Contains(log, "partition=1 ") || !strings.Contains(log, "offset=49") {
 		t.Error("the log does not name the event and its place")
 	}
 	healed.Store(true)
 	b.eventually("it goes on", func() bool { return b.committed(1) == 100 })
-	b.wantLedger(300)
+	b.wantEntries(300)
 	if err := m.end(); err != nil {
 		t.Error(err)
 	}
@@ -111,7 +111,7 @@ func TestStoppedPartitionIsRevoked(t *testing.T) {
 	}
 	b.eventually("both are stopped", stopped(2))
 	b.start(b.config(nil, nil))
-	b.eventually("the second applies one", func() bool { return b.ledger() == 1 })
+	b.eventually("the second applies one", func() bool { return b.entries() == 1 })
 	b.eventually("the first shows the other alone", stopped(1))
 }
 
@@ -125,17 +125,17 @@ func TestHandlerBugStopsThePartition(t *testing.T) {
 			_, _ = tx.Exec(ctx, "COMMIT")
 			return nil
 		}
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}, nil))
 	b.eventually("the rest", func() bool { return b.committed(0) == 10 && b.committed(1) == 30 })
 	b.eventually("a clear message", func() bool {
 		return strings.Contains(m.log.String(), "the handler must not control the transaction")
 	})
-	b.wantLedger(40)
+	b.wantEntries(40)
 	if err := m.end(); err != nil {
 		t.Error(err)
 	}
-	b.wantLedger(40)
+	b.wantEntries(40)
 }
 
 // Transient errors are retried a bounded number of times.
@@ -148,14 +148,14 @@ func TestTransientErrorIsRetried(t *testing.T) {
 			tx.Queue("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
 			return nil
 		}
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}, nil))
 	b.eventually("all", func() bool { return b.committed(0) == 10 })
 	if n, _ := m.metric("event_retries_total"); n < 3 {
 		t.Errorf("%v retries counted, want at least 3", n)
 	}
 	m.want(0, "events_dead_lettered_total")
-	b.wantLedger(10)
+	b.wantEntries(10)
 }
 
 func TestDeadLettersAreCounted(t *testing.T) {
@@ -179,7 +179,7 @@ func TestDeadLettersAreCounted(t *testing.T) {
 	if log := m.log.String(); !strings.Contains(log, "reason=id_conflict") || !strings.Contains(log, "offset=8") || !strings.Contains(log, "first_offset=0") {
 		t.Error("the log does not show both offsets of an id conflict")
 	}
-	b.wantLedger(5)
+	b.wantEntries(5)
 }
 
 // Whatever bytes a record is made of, its event is handled or in the
@@ -219,7 +219,7 @@ func TestHostileRecords(t *testing.T) {
 		t.Errorf("%d producers numbered, want the one that can be", n)
 	}
 	m.want(2, "events_dead_lettered_total", "reason", "data")
-	b.wantLedger(ok)
+	b.wantEntries(ok)
 }
 
 // The revoked partition's transaction is late; nothing is committed
@@ -237,7 +237,7 @@ func TestNoCommitAfterRevoke(t *testing.T) {
 			holding <- ev.Partition
 			<-release
 		}
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}, nil)
 	cfg.RevokeTimeout = 300 * time.Millisecond
 	first := b.start(cfg)
@@ -266,7 +266,7 @@ func TestNoCommitAfterRevoke(t *testing.T) {
 	if got := b.committed(gone); got != 20 {
 		t.Errorf("its offset went back to %d", got)
 	}
-	b.wantLedger(40)
+	b.wantEntries(40)
 }
 
 // A handler slower than the rebalance may take.
@@ -284,7 +284,7 @@ func TestSlowHandlerOutlivesTheRebalance(t *testing.T) {
 				return err
 			}
 		}
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}, func(ic *inbox.Config) {
 		ic.StatementTimeout, ic.TransactionTimeout = time.Second, 1500*time.Millisecond
 	})
@@ -298,7 +298,7 @@ func TestSlowHandlerOutlivesTheRebalance(t *testing.T) {
 	b.start(quick)
 	time.AfterFunc(2*time.Second, func() { slow.Store(false) })
 	b.eventually("all", func() bool { return b.committed(0) == 5 && b.committed(1) == 5 })
-	b.wantLedger(10)
+	b.wantEntries(10)
 }
 
 // Members join and leave all the time.
@@ -310,7 +310,7 @@ func TestRebalanceStorm(t *testing.T) {
 	}
 	handler := func(ctx context.Context, tx *inbox.Tx, ev inbox.Event) error {
 		time.Sleep(time.Millisecond)
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}
 	config := func() *member {
 		cfg := b.config(handler, nil)
@@ -321,7 +321,7 @@ func TestRebalanceStorm(t *testing.T) {
 	members := []*member{config()}
 	deadline := time.Now().Add(10 * time.Second)
 	changes := 0
-	for time.Now().Before(deadline) && b.ledger() < n {
+	for time.Now().Before(deadline) && b.entries() < n {
 		if len(members) < 5 && random.IntN(2) == 0 || len(members) == 1 {
 			members = append(members, config())
 		} else {
@@ -334,8 +334,8 @@ func TestRebalanceStorm(t *testing.T) {
 		changes++
 		time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond)
 	}
-	b.eventually("all", func() bool { return b.ledger() >= n })
-	b.wantLedger(n)
+	b.eventually("all", func() bool { return b.entries() >= n })
+	b.wantEntries(n)
 	t.Logf("%d changes of membership", changes)
 }
 
@@ -349,7 +349,7 @@ func TestShutdownFinishesTheBatch(t *testing.T) {
 	cfg := b.config(func(ctx context.Context, tx *inbox.Tx, ev inbox.Event) error {
 		once.Do(func() { close(inBatch) })
 		time.Sleep(2 * time.Millisecond)
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}, nil)
 	cfg.BatchSize = 50
 	m := b.start(cfg)
@@ -361,7 +361,7 @@ func TestShutdownFinishesTheBatch(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("shutdown took %s", took)
 	}
-	done := b.ledger()
+	done := b.entries()
 	if done == 0 || done == 200 {
 		t.Fatalf("%d applied: the test must stop within the topic", done)
 	}
@@ -371,7 +371,7 @@ func TestShutdownFinishesTheBatch(t *testing.T) {
 	next := b.start(b.config(nil, nil))
 	b.eventually("all", func() bool { return b.committed(0) == 200 })
 	next.want(0, "events_handled_total", "outcome", "duplicate")
-	b.wantLedger(200)
+	b.wantEntries(200)
 }
 
 // The deadline holds even if a handler never returns in time.
@@ -398,7 +398,7 @@ func TestShutdownDeadline(t *testing.T) {
 	if got := b.committed(0); got > 0 {
 		t.Errorf("committed %d although nothing was applied", got)
 	}
-	b.wantLedger(0)
+	b.wantEntries(0)
 }
 
 // Told to stop while its join waits for a member that is not coming:
@@ -432,7 +432,7 @@ func TestShutdownDuringARebalance(t *testing.T) {
 			<-joining
 			if pending {
 				b.publish(0, 5)
-				b.eventually("applied", func() bool { return b.ledger() == 10 })
+				b.eventually("applied", func() bool { return b.entries() == 10 })
 			}
 			began := time.Now()
 			if err := m.end(); err != nil {
@@ -447,11 +447,11 @@ func TestShutdownDuringARebalance(t *testing.T) {
 				t.Error("it did not leave the group")
 			}
 			t.Logf("ended after %s", took.Round(time.Millisecond))
-			b.eventually("the other goes on", func() bool { return b.committed(0) == int64(b.ledger()) })
+			b.eventually("the other goes on", func() bool { return b.committed(0) == int64(b.entries()) })
 			if err := other.end(); err != nil {
 				t.Error(err)
 			}
-			b.wantLedger(b.ledger())
+			b.wantEntries(b.entries())
 		})
 	}
 }
@@ -484,7 +484,7 @@ func TestRefusedCommit(t *testing.T) {
 			t.Errorf("%s is not logged", refusal.Message)
 		}
 	}
-	b.wantLedger(300)
+	b.wantEntries(300)
 }
 
 // The commit lag grows while the broker takes no commits, and falls when it
@@ -497,7 +497,7 @@ func TestCommitLagGrows(t *testing.T) {
 	cfg.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 	m := b.start(cfg)
 	b.publish(0, 10)
-	b.eventually("handled", func() bool { return b.ledger() == 10 })
+	b.eventually("handled", func() bool { return b.entries() == 10 })
 	skew.Store(int64(time.Minute))
 	b.eventually("a growing lag", func() bool {
 		lag, _ := m.metric("consumer_offset_commit_lag_seconds")
@@ -567,13 +567,13 @@ func TestReconciliation(t *testing.T) {
 			c.spoil(b)
 			m = b.start(b.config(nil, nil))
 			b.publish(0, 50)
-			b.eventually(fmt.Sprintf("%d entries", c.entries), func() bool { return b.ledger() >= c.entries })
+			b.eventually(fmt.Sprintf("%d entries", c.entries), func() bool { return b.entries() >= c.entries })
 			end := b.end(0)
 			b.eventually("offset at the end", func() bool { return b.committed(0) == end })
 			m.want(c.duplicates, "events_handled_total", "outcome", "duplicate")
 			m.want(c.duplicates, "events_duplicate_origin_total", "origin", "same_offset")
 			m.want(c.lost, "events_lost_total")
-			b.wantLedger(c.entries)
+			b.wantEntries(c.entries)
 		})
 	}
 }
@@ -601,10 +601,10 @@ func TestRecreatedTopic(t *testing.T) {
 	b.publishIDs(0, ids[:30]) // markers of the old topic still hold
 	b.publish(0, 20)
 	m = b.start(b.config(nil, nil))
-	b.eventually("121", func() bool { return b.ledger() == 121 })
+	b.eventually("121", func() bool { return b.entries() == 121 })
 	b.eventually("offset", func() bool { return b.committed(0) == 51 })
 	m.want(30, "events_handled_total", "outcome", "duplicate")
-	b.wantLedger(121)
+	b.wantEntries(121)
 }
 
 // Under a running consumer, which cannot follow the new topic's id:
@@ -630,7 +630,7 @@ func TestRecreatedTopicUnderARunningConsumer(t *testing.T) {
 	b.start(b.config(nil, nil))
 	b.publish(0, 1)
 	b.eventually("51", func() bool { return b.committed(0) == 51 })
-	b.wantLedger(len(ids) + 1)
+	b.wantEntries(len(ids) + 1)
 }
 
 // Gaps in a producer's numbers are lost events, after a time of grace in which
@@ -704,10 +704,10 @@ func TestAbortedTransactionIsNoLoss(t *testing.T) {
 	}
 	b.publish(0, 10)
 	m := b.start(b.config(nil, nil))
-	b.eventually("20", func() bool { return b.ledger() == 20 })
+	b.eventually("20", func() bool { return b.entries() == 20 })
 	b.eventually("offset", func() bool { return b.committed(0) == b.end(0) })
 	m.want(0, "events_lost_total")
-	b.wantLedger(20)
+	b.wantEntries(20)
 }
 
 // A partition whose records wait does not fill the memory, nor keep the others
@@ -722,7 +722,7 @@ func TestOnePartitionIsPausedAlone(t *testing.T) {
 		if ev.Partition == 0 {
 			<-release
 		}
-		return ledger(ctx, tx, ev)
+		return book(ctx, tx, ev)
 	}, func(ic *inbox.Config) { ic.IdleTimeout = 20 * time.Second; ic.TransactionTimeout = 20 * time.Second })
 	cfg.SessionTimeout, cfg.RebalanceTimeout = 30*time.Second, 60*time.Second
 	b.start(cfg)
