@@ -477,3 +477,40 @@ func below50ms(b *testing.B, reg *prometheus.Registry) float64 {
 	b.Fatal("no histogram")
 	return 0
 }
+
+// BenchmarkPoison is what 1 % of events that cannot be applied costs, refused
+// by the handler or by the database, in events a second against the clean rate:
+// medians over rounds whose order turns, at 200 a batch and 4 partitions.
+func BenchmarkPoison(b *testing.B) {
+	pool := benchServer(b)
+	const events, rounds = 40_000, 7
+	modes := []struct{ name, value string }{{"clean", ""}, {"by the handler", `{"account":"","amount":1}`}, {"by the database", `{"account":"acct_1","amount":0}`}}
+	rates := map[string][]float64{}
+	for round := range rounds {
+		for i := range modes {
+			m := modes[(i+round)%len(modes)]
+			truncate(b, pool)
+			parts, _ := load{partitions: 4}.events(events)
+			if m.value != "" {
+				for _, part := range parts {
+					for k := 57; k < len(part); k += 100 {
+						part[k].Value = []byte(m.value)
+					}
+				}
+			}
+			start := time.Now()
+			applyAll(b, pool, design{batch: 200}, parts)
+			rates[m.name] = append(rates[m.name], events/time.Since(start).Seconds())
+		}
+	}
+	for _, m := range modes {
+		b.Run(m.name, func(b *testing.B) {
+			b.ReportMetric(median(slices.Clone(rates[m.name])), "events/s")
+			ratios := make([]float64, rounds)
+			for r := range ratios {
+				ratios[r] = rates[m.name][r] / rates["clean"][r]
+			}
+			b.ReportMetric(median(ratios), "×clean")
+		})
+	}
+}

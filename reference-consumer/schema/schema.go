@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 //go:embed migrations/*.sql
@@ -135,17 +136,25 @@ func Migrate(ctx context.Context, dsn string, o Options) error {
 	})
 }
 
-// Check says whether the database has every migration this binary needs.
+// ErrOutdated says that the tables are missing or older than this binary.
+var ErrOutdated = errors.New("run `reference-consumer migrate`")
+
+// Check says whether the database has every migration this binary needs: an
+// ErrOutdated where it has not, another error where it could not be asked.
 func Check(ctx context.Context, conn interface {
 	QueryRow(context.Context, string, ...any) pgx.Row
 }) error {
 	var have *int
 	err := conn.QueryRow(ctx, "SELECT max(version) FROM schema_migrations").Scan(&have)
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && (pg.Code == "42P01" || pg.Code == "3F000") { // no table, no schema
+		return fmt.Errorf("the tables do not exist: %w", ErrOutdated)
+	}
 	if err != nil {
-		return fmt.Errorf("read the schema's version (run `reference-consumer migrate` first): %w", err)
+		return fmt.Errorf("read the schema's version: %w", err)
 	}
 	if want := Version(); have == nil || *have < want {
-		return fmt.Errorf("the schema is older than version %d: run `reference-consumer migrate`", want)
+		return fmt.Errorf("the schema is older than version %d: %w", want, ErrOutdated)
 	}
 	return nil
 }

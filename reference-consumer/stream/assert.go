@@ -150,8 +150,11 @@ func databaseViolations(ctx context.Context, pool *pgxpool.Pool, now func() time
 	}
 	defer c.Release()
 	var vs []Violation
-	if err := schema.Check(ctx, c); err != nil {
+	switch err := schema.Check(ctx, c); {
+	case errors.Is(err, schema.ErrOutdated):
 		vs = append(vs, Violation{AssertSchema, err.Error()})
+	case err != nil: // a failover, a missing right: nothing is known of the schema
+		return nil, err
 	}
 	var unique, recovery bool
 	var isolation, sync, readOnly string

@@ -172,9 +172,13 @@ func (p *partition) stuck(err error) bool {
 		}
 		return false
 	}
-	log.Error("partition paused: the event can neither be handled nor passed", "error", err, "retry_in", p.cfg.PauseFor)
+	pause := p.cfg.PauseFor
+	if ee == nil && inbox.Classify(err) == inbox.ClassTransient {
+		pause = min(pause, time.Second) // nothing was tried yet: the database is away for a moment
+	}
+	log.Error("partition paused: the event can neither be handled nor passed", "error", err, "retry_in", pause)
 	for first := true; first || p.running.Left() >= maxLeft; first = false {
-		p.rest(p.cfg.PauseFor)
+		p.rest(pause)
 		if p.isStopping() {
 			break
 		}
