@@ -26,8 +26,8 @@ func TestQueryModes(t *testing.T) {
 		through, mode string
 		refused       bool
 	}{
-		{"direct", "cache_statement", false}, {"direct", "cache_describe", false}, {"direct", "describe_exec", false}, {"direct", "exec", false}, {"direct", "simple_protocol", true},
-		{"pgbouncer", "cache_statement", true}, {"pgbouncer", "cache_describe", false}, {"pgbouncer", "describe_exec", false}, {"pgbouncer", "exec", false}, {"pgbouncer", "simple_protocol", true},
+		{"direct", "cache_statement", false}, {"direct", "cache_describe", false}, {"direct", "describe_exec", false}, {"direct", "exec", true}, {"direct", "simple_protocol", true},
+		{"pgbouncer", "cache_statement", true}, {"pgbouncer", "cache_describe", false}, {"pgbouncer", "describe_exec", true}, {"pgbouncer", "exec", true}, {"pgbouncer", "simple_protocol", true},
 	} {
 		t.Run(c.through+"/"+c.mode, func(t *testing.T) {
 			database := fmt.Sprint("modes_", i)

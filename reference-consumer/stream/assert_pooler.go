@@ -19,12 +19,18 @@ func protocolViolations(ctx context.Context, pool *pgxpool.Pool) ([]Violation, e
 	if mode == pgx.QueryExecModeSimpleProtocol {
 		return []Violation{{AssertProtocol, "default_query_exec_mode=simple_protocol: a handler's string could hold a second statement that ends the transaction; set default_query_exec_mode=cache_describe, or leave it out"}}, nil
 	}
-	if mode != pgx.QueryExecModeCacheStatement {
+	if mode == pgx.QueryExecModeExec {
+		return []Violation{{AssertProtocol, "default_query_exec_mode=exec: parameters are sent without the types the server expects, which fails for some; set default_query_exec_mode=cache_describe, or leave it out"}}, nil
+	}
+	if mode == pgx.QueryExecModeCacheDescribe {
 		return nil, nil
 	}
 	pooled, err := behindPooler(ctx, pool)
 	if err != nil || !pooled {
 		return nil, err
+	}
+	if mode == pgx.QueryExecModeDescribeExec {
+		return []Violation{{AssertProtocol, "default_query_exec_mode=describe_exec behind a pooler: what was described may be executed on another of its connections; set default_query_exec_mode=cache_describe"}}, nil
 	}
 	switch lost, err := statementsGetLost(ctx, pool); {
 	case err != nil:
