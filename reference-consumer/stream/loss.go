@@ -46,14 +46,36 @@ func (p *partition) fetched(records []*kgo.Record, logStart int64) {
 }
 
 // countLost counts and logs the records of [from, to), and lets the worker pass
-// them at their place among the others.
+// them at their place among the others. What an earlier owner has handled since
+// this one was assigned the partition is no loss.
 func (p *partition) countLost(from, to int64) {
+	if from >= to {
+		return
+	}
+	from = max(from, p.handledByNow())
 	if from >= to {
 		return
 	}
 	p.metrics.Lost(p.topic, p.label, float64(to-from))
 	p.log.Error("events lost: the broker deleted records before they were handled", "from_offset", from, "to_offset", to-1, "lost", to-from)
 	p.queue.add([]*kgo.Record{{Topic: p.topic, Partition: p.id, Offset: to - 1, LeaderEpoch: -1, Context: lostRecords}})
+}
+
+// handledByNow is the offset below which the database says that all has been
+// handled; 0 where it cannot be asked: rather counted too often than not at all.
+func (p *partition) handledByNow() (offset int64) {
+	ctx, cancel := context.WithTimeout(p.ctx, 2*time.Second)
+	defer cancel()
+	p.mu.Lock()
+	id := p.topicID
+	p.mu.Unlock()
+	err := p.cfg.Pool.QueryRow(ctx, "SELECT coalesce(max(greatest(handled_offset, next_offset)), 0) FROM consumer_progress WHERE consumer_group = $1 AND topic = $2 AND partition = $3 AND topic_id = $4",
+		p.group, p.topic, p.id, id).Scan(&offset)
+	if err != nil {
+		p.log.Warn("could not ask how far the partition has been handled", "error", err)
+		return 0
+	}
+	return offset
 }
 
 // lostRecords marks a record that stands for those that are gone.
