@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
 	promlabels "github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/model/value"
@@ -47,7 +48,7 @@ type point struct {
 
 func p(value float64, name string, pairs ...string) point {
 	b := promlabels.NewBuilder(promlabels.FromStrings(pairs...))
-	b.Set(promlabels.MetricName, name)
+	b.Set(model.MetricNameLabel, name)
 	return point{b.Labels(), value}
 }
 

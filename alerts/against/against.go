@@ -276,7 +276,7 @@ func (a *against) inline(e parser.Expr, more []*labels.Matcher, under map[string
 		under := cloneWith(under, s.Name)
 		matchers := slices.Clone(more)
 		for _, m := range s.LabelMatchers {
-			if m.Name != labels.MetricName {
+			if m.Name != model.MetricNameLabel {
 				matchers = append(matchers, m)
 			}
 		}

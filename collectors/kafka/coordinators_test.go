@@ -113,12 +113,11 @@ func offsetsPartitionsWithoutALeader(t *testing.T, s *kafkaserver.Server) {
 		}
 		return partitions, groups
 	}
-	var p page
 	for name, b := range map[string]*bundle{"running": b, "fresh": fresh} {
-		p = b.until(name+": offsets partitions without a leader", func(page) bool { n, _ := offline(b); return n == 1 })
+		b.until(name+": offsets partitions without a leader", func(page) bool { n, _ := offline(b); return n == 1 })
 	}
 	b.poll()
-	p = b.scrape()
+	p := b.scrape()
 	_, named := offline(b)
 	lost := 0
 	for _, group := range groups {

@@ -86,7 +86,7 @@ func (r *requester) describe(ctx context.Context, groups []listedGroup, kind str
 		}
 	}
 	out := map[string]description{}
-	refused := map[int32]error{}
+	var refused map[int32]error
 	if kind == consumer {
 		requests := map[int32]kmsg.Request{}
 		for broker, groups := range names {

@@ -105,8 +105,7 @@ type workload struct {
 
 	open     []*openTx
 	prepared []string
-	parts    []int64 // starts of the partitions, days since 1970
-	off      map[string]int64
+	parts    []int64          // starts of the partitions, days since 1970
 	loose    map[int64]string // detached, by day
 	steps    []string
 	since    int // polls since the ledger was last exact and unflagged
