@@ -25,18 +25,18 @@ import (
 type Exporter struct {
 	Pollers poll.Set
 
-	config     Config
-	thresholds alerts.Thresholds
-	now        func() time.Time
-	kafka      *kafka.Client
-	consumer   *consumer.Source
-	stores     []store
-	topics     *poll.Poller
-	compared   *poll.Poller
-	groups     *poll.Poller
-	commits    readCommits
-	consumed   *poll.Poller // nil where no consumer is named
-	keeping    *keeping     // nil where nothing is kept
+	config         Config
+	thresholds     alerts.Thresholds
+	now            func() time.Time
+	kafka          *kafka.Client
+	closeConsumers func()
+	stores         []store
+	topics         *poll.Poller
+	compared       *poll.Poller
+	groups         *poll.Poller
+	commits        readCommits
+	consumed       *poll.Poller // nil where no consumer is named
+	keeping        *keeping     // nil where nothing is kept
 }
 
 // New makes the exporter. It connects to nothing: a source that is away is a
@@ -101,11 +101,22 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		Offsets: e.kafka, ByTopic: c.Kafka.Granularity == kafka.ByTopic, Factor: e.thresholds.RetentionRatioWarning, Now: now,
 	})
 	e.compared = add(poll.ID{Subject: poll.Retention}, &afterOthers{e, compared})
-	if len(c.Consumer.MetricsURL) > 0 {
-		if e.consumer, err = consumer.New(c.Consumer, now); err != nil {
-			return nil, err
-		}
-		e.consumed = add(poll.ID{Subject: poll.Consumers}, e.consumer)
+	var consumers interface {
+		poll.Source
+		Close()
+	}
+	switch {
+	case c.Prometheus.URL != "":
+		consumers, err = consumer.NewStored(c.Prometheus, e.thresholds)
+	case len(c.Consumer.MetricsURL) > 0:
+		consumers, err = consumer.New(c.Consumer, now)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if consumers != nil {
+		e.closeConsumers = consumers.Close
+		e.consumed = add(poll.ID{Subject: poll.Consumers}, consumers)
 	}
 	if c.State.Path != "" {
 		if e.keeping = e.newKeeping(c.State.Path, compared, log); e.keeping != nil {
@@ -151,8 +162,8 @@ func (e *Exporter) Close() {
 	if e.keeping != nil {
 		_ = e.keeping.dir.Close()
 	}
-	if e.consumer != nil {
-		e.consumer.Close()
+	if e.closeConsumers != nil {
+		e.closeConsumers()
 	}
 }
 

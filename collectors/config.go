@@ -11,6 +11,7 @@ import (
 	"oncewatch/alerts"
 	"oncewatch/collectors/config"
 	"oncewatch/collectors/consumer"
+	"oncewatch/collectors/httpclient"
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/postgres"
 )
@@ -22,6 +23,8 @@ type Config struct {
 	Consumer consumer.Config `embed:"" prefix:"consumer."`
 	Poll     Poll            `embed:"" prefix:"poll."`
 	State    State           `embed:"" prefix:"state."`
+
+	Prometheus consumer.Prometheus `embed:"" prefix:"prometheus."`
 
 	Thresholds `embed:""`
 
@@ -61,7 +64,7 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("--poll.timeout: %s is no time: want for example 10s", c.Poll.Timeout))
 	}
 	_, err := c.Thresholds.Load()
-	errs = append(errs, c.Kafka.Validate(), c.Consumer.Validate(), err)
+	errs = append(errs, c.Kafka.Validate(), c.Consumer.Validate(), c.Prometheus.Validate(), err)
 	for i, s := range c.stores() {
 		if err := s.Validate(); err != nil {
 			if len(c.Stores) > 0 {
@@ -93,6 +96,9 @@ func (c Config) Targets() ([]string, error) {
 		}
 		named[name] = i
 		targets = append(targets, target)
+	}
+	if c.Prometheus.URL != "" {
+		return append(targets, "the consumers' metrics in the Prometheus at "+httpclient.Redacted(c.Prometheus.URL)), nil
 	}
 	if n := len(c.Consumer.MetricsURL); n > 0 { // an address may hold a password
 		targets = append(targets, fmt.Sprintf("the metrics of %d consumers", n))

@@ -6,18 +6,19 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"oncewatch/deploy/testenv"
 
 	"oncewatch/collectors/consumer"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(testenv.Main(m)) }
 
 var key = consumer.Key{Group: "g", Topic: "t"}
 
