@@ -6,6 +6,11 @@ import (
 	"testing"
 )
 
+// upward are the packages that use what the folder above them holds.
+var upward = map[string]string{
+	"oncewatch/alerts/against": "asks a Prometheus what the rules would find, which only the program does",
+}
+
 // Arrows between packages point down: none to a folder above, none from the
 // exporter to the reference consumer, and none from the consumer's libraries to
 // anything outside it.
@@ -22,7 +27,7 @@ func TestArrowsPointDown(t *testing.T) {
 				continue
 			}
 			switch inConsumer := strings.HasPrefix(to, "oncewatch/reference-consumer"); {
-			case strings.HasPrefix(from, to+"/"):
+			case strings.HasPrefix(from, to+"/") && upward[from] == "":
 				t.Errorf("%s imports %s, which is above it", from, to)
 			case strings.HasPrefix(from, "oncewatch/collectors") && (inConsumer || strings.HasPrefix(to, "oncewatch/deploy")):
 				t.Errorf("%s imports %s: the exporter stands without it", from, to)
