@@ -181,8 +181,8 @@ func TestClashingStores(t *testing.T) {
 // What the configuration alone tells, a dry run says.
 func TestStoresOfOneName(t *testing.T) {
 	c := defaults(t)
-	c.Stores = stores(t, `stores: [{database: x, dsn: host=a}, {dsn: host=b}, {dsn: host=c}, {database: x, dsn: host=d}]`)
-	if _, err := c.Targets(); err == nil || !strings.Contains(err.Error(), "stores 1 and 4: both are named database: x") {
+	c.Stores = stores(t, `stores: [{database: x, dsn: host=a}, {dsn: host=b dbname=b}, {dsn: host=c dbname=c}, {database: x, dsn: host=d}]`)
+	if _, err := c.Targets(); err == nil || !strings.Contains(err.Error(), "stores 1 and 4: the label database is \"x\" of both") {
 		t.Errorf("error: %v", err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 // suggestion names the flag that a mistyped key most likely meant.
 func suggestion(name string, flags map[string]*kong.Flag) string {
-	best, distance := "", min(4, 1+len(name)/3)
+	best, distance := "", min(4, 2+len(name)/3)
 	// Of a program's flags those without a variable are not for the file
 	// either; the keys of a list's entries have none at all.
 	program := slices.ContainsFunc(slices.Collect(maps.Values(flags)), func(f *kong.Flag) bool { return len(f.Envs) > 0 })
