@@ -290,3 +290,19 @@ func TestExample(t *testing.T) {
 		t.Errorf("list: %v\n%s", err, list)
 	}
 }
+
+// An entry of a list is read like the file: a wrong value is an error with its
+// line.
+func TestAListsEntryIsWrong(t *testing.T) {
+	f, err := config.Parse("oncewatch.yml", []byte("stores:\n- poll.interval: 1m\n- poll.interval: fast\n"), "stores")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var one app
+	if err := f.List("stores")[0].Decode(&one); err != nil || one.Poll.Interval != time.Minute {
+		t.Errorf("%s, %v", one.Poll.Interval, err)
+	}
+	if err := f.List("stores")[1].Decode(&one); err == nil || !strings.Contains(err.Error(), `oncewatch.yml:3: invalid duration "fast"`) {
+		t.Errorf("error: %v", err)
+	}
+}
