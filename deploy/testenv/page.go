@@ -87,7 +87,8 @@ func labels(m *dto.Metric) string {
 func (p Page) Sum(name string, labels ...string) (sum float64, samples int) {
 next:
 	for series, v := range p {
-		rest, ok := strings.CutPrefix(strings.Replace(series, name+"_count{", name+"{", 1), name)
+		rest, ok := strings.CutPrefix(series, name)
+		rest = strings.TrimPrefix(rest, "_count")
 		if !ok || rest != "" && rest[0] != '{' {
 			continue
 		}

@@ -121,32 +121,20 @@ func TestMetrics(t *testing.T) {
 		done <- Run(ctx, Config{DSN: b.dsn, Every: 10 * time.Millisecond, Allow: []string{AssertRetention}, Registerer: reg})
 	}()
 	value := func(name string) float64 {
-		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range families {
-			if f.GetName() == name {
-				m := f.GetMetric()[0]
-				return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
-			}
-		}
-		return -1
+		sum, _ := testenv.Gather(t, reg).Sum(name)
+		return sum
 	}
-	for deadline := time.Now().Add(20 * time.Second); value("marker_prune_deleted_total") < 30 || value("marker_prune_last_success_timestamp_seconds") == 0; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("30 deleted markers and a success do not show")
-		}
+	testenv.Eventually(t, "30 deleted markers and a success", func() bool {
+		return value("marker_prune_deleted_total") == 30 && value("marker_prune_last_success_timestamp_seconds") != 0
+	})
+	if age := time.Since(time.UnixMilli(int64(value("marker_prune_last_success_timestamp_seconds") * 1000))); age < 0 || age > time.Minute {
+		t.Errorf("the last success was %s ago", age)
 	}
 	if value("marker_prune_batch_duration_seconds") < 1 {
 		t.Error("no duration")
 	}
 	b.seed("more-", 12, day, 9*day) // deleted by a later run, below where the last one ended
-	for deadline := time.Now().Add(20 * time.Second); value("marker_prune_deleted_total") < 42; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%v deleted, want 42", value("marker_prune_deleted_total"))
-		}
-	}
+	testenv.Eventually(t, "42 deleted markers", func() bool { return value("marker_prune_deleted_total") == 42 })
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
