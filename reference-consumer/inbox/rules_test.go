@@ -235,7 +235,7 @@ func TestStatementWithinAQuery(t *testing.T) {
 func TestPanicIsTheEventsError(t *testing.T) {
 	for name, end := range map[string]func(){
 		"panic":    func() { panic("no such account") },
-		"nil map":  func() { var m map[string]int; m["a"]++ },
+		"nil map":  func() { var m map[string]int; m["a"]++ }, //lint:ignore SA5000 that is the case
 		"goexit":   func() { goexit() },
 		"nil func": func() { var f func(); f() },
 	} {
