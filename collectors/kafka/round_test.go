@@ -88,6 +88,11 @@ func TestNoLeaderInMetadata(t *testing.T) {
 			mt := kmsg.NewMetadataResponseTopic()
 			mt.Topic = rt.Topic
 			info := c.TopicInfo(*rt.Topic)
+			if info == nil {
+				mt.ErrorCode = kerr.UnknownTopicOrPartition.Code
+				resp.Topics = append(resp.Topics, mt)
+				continue
+			}
 			mt.TopicID = info.TopicID
 			for id := range int32(4) {
 				mp := kmsg.NewMetadataResponseTopicPartition()
