@@ -33,7 +33,9 @@ type memory struct {
 	groups    map[string]string // by name, their types: those that were read, or should have been
 	members   map[string]seenMembers
 	stable    map[partition]stable
-	tails     tails
+	// apache: the brokers are those of Apache Kafka, once askedFeatures.
+	apache, askedFeatures bool
+	tails                 tails
 }
 
 func newMemory(config Config) memory {
@@ -63,7 +65,7 @@ func (c *Client) poll(ctx context.Context) *round {
 
 	names := maps.Clone(c.memory.interest)
 	maps.Copy(names, watchedTopics)
-	names[offsetsTopic] = true
+	names[offsetsTopic], names[transactionsTopic] = true, true
 	meta, err := r.loadMetadata(ctx, slices.Sorted(maps.Keys(names)))
 	if err != nil {
 		err = wrap(fmt.Errorf("Kafka at %s: %w", strings.Join(c.config.Brokers, ","), err))
@@ -74,6 +76,7 @@ func (c *Client) poll(ctx context.Context) *round {
 
 	groups := &Groups{At: now}
 	offline := meta.topics[offsetsTopic].offline()
+	c.memory.tails.none = c.noTransactions(ctx, r, meta)
 	picked, left, unlocated, groupProblems, err := c.pickGroups(ctx, r, meta.brokers, watchedGroups)
 	if err != nil {
 		out.groupsErr = wrap(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/kafkaconn"
 	"oncewatch/deploy/kafkaserver"
 	"oncewatch/deploy/testenv"
 )
@@ -125,7 +126,7 @@ func TestAnAbortedTransactionIsNoLagAndNoLoss(t *testing.T) {
 // then that is said, and asked again only once an interval.
 func TestWithoutReadExpiredRecordsMayBeMarkers(t *testing.T) {
 	t.Parallel()
-	c := cluster(t, kfake.SeedTopics(1, "payments"))
+	c := cluster(t, kfake.SeedTopics(1, "payments", "__transaction_state"))
 	defer c.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: "payments", Err: kerr.TopicAuthorizationFailed, Count: -1}).Remove()
 	b := watch(t, c.ListenAddrs())
 	handled20(t, c.kgo, c.ListenAddrs(), c.admin, "ledger", "payments")
@@ -150,6 +151,37 @@ func TestWithoutReadExpiredRecordsMayBeMarkers(t *testing.T) {
 	if n := p.count("oncewatch_errors_total{collector=\"groups\""); n != 0 {
 		t.Errorf("%d kinds of errors for a right that need not be there", n)
 	}
+}
+
+// Where READ is denied and there never was a transaction, nothing else than
+// events can have expired.
+func TestRealWithoutReadAndWithoutTransactions(t *testing.T) {
+	t.Parallel()
+	s := testenv.KafkaServer(t, kafkaserver.Options{Protocol: "SASL_PLAINTEXT", Config: map[string]string{
+		"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer", "super.users": "User:ANONYMOUS",
+		"listener.name.client.sasl.enabled.mechanisms": "PLAIN",
+		"listener.name.client.plain.sasl.jaas.config":  `org.apache.kafka.common.security.plain.PlainLoginModule required user_watcher="w";`,
+	}})
+	client, admin, topic := real(t, s, "payments", 1, nil)
+	acls := kadm.NewACLs().Allow("User:watcher").Topics("*").Groups("*").ResourcePatternType(kadm.ACLPatternLiteral).Operations(kadm.OpDescribe).AllowHosts()
+	if _, err := admin.CreateACLs(context.Background(), acls); err != nil {
+		t.Fatal(err)
+	}
+	produce(t, client, topic, 0, 10, time.Now())
+	commitAt(t, admin, "ledger", topic, 0, 4)
+	b := watch(t, s.Brokers(), func(c *kafka.Config) {
+		c.SASL = kafkaconn.SASL{Mechanism: kafkaconn.Plain, Username: "watcher", Password: "w"}
+	})
+	b.until("lag", has(lag("consumer_lag", "ledger", topic, 0)))
+	deleteBefore(t, admin, topic, 0, 9)
+	unverified := lag("consumer_records_expired_unverified", "ledger", topic, 0)
+	p := b.until("loss", func(p page) bool { return p[lag("consumer_records_expired", "ledger", topic, 0)] == 5 })
+	p.want(t, unverified, 0)
+	// The first transaction anywhere, and it can no longer be told.
+	tx := transactional(t, s.Internal(), "tx")
+	produce(t, tx, topic, 0, 1, time.Now())
+	end(t, tx, kgo.TryAbort)
+	b.until("a doubt", func(p page) bool { return p[unverified] == 5 })
 }
 
 // Loss that happened before the first look counts whole where the topic shows

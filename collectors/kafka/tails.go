@@ -24,6 +24,7 @@ const (
 type tails struct {
 	byPartition map[partition]*tail
 	topics      map[string]*transactions
+	none        bool // there never was a transaction on the cluster
 }
 
 // transactions is what was seen of a topic's use of them.
@@ -171,7 +172,7 @@ func (t *tails) judge(p *GroupPartition, topic string, bounds Partition) {
 	start, end := bounds.Start.Value, bounds.End.Value
 	p.Next = tail.next(max(p.Committed, start))
 	void, unknown := tail.count(p.Committed, start)
-	if known := t.topics[topic]; known != nil && known.plain && !known.seen {
+	if known := t.topics[topic]; known != nil && (known.plain || t.none) && !known.seen {
 		unknown = 0
 	}
 	p.Lag = known(max(0, end-p.Next))
