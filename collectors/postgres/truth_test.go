@@ -49,6 +49,10 @@ const warpPath = "SET search_path = public, warp, pg_catalog"
 // and 15 s apart. A count may be off while the ledger says so. It must never be
 // off without a word.
 func TestTruth(t *testing.T) {
+	if *truthComparisons == 0 {
+		t.Log("runs by command: -truth.comparisons")
+		return
+	}
 	comparisons := *truthComparisons
 	if comparisons == 0 {
 		comparisons = 25
