@@ -106,6 +106,7 @@ func Files(t Thresholds, runbookBase string) (map[string][]byte, error) {
 		"runbook": func(alert string) string { return strings.TrimSuffix(runbookBase, "/") + "/" + alert + ".md" },
 		"num":     number,
 		"le":      bound,
+		"slo":     func(level, name string, objective float64, t Thresholds) slo { return slo{level, name, objective, t} },
 	}).ParseFS(templates, "*.rules.yml.tmpl", "annotations.tmpl")
 	if err != nil {
 		return nil, err
@@ -136,6 +137,13 @@ func checkRunbookBase(base string) error {
 
 // number writes a float without the noise of its last bit (0.06, not 0.06000000000000005).
 func number(f float64) string { return strconv.FormatFloat(f, 'g', 12, 64) }
+
+// slo is what the burn rates of one objective are made from.
+type slo struct {
+	Level, Name string
+	Objective   float64
+	T           Thresholds
+}
 
 // bound matches the bucket of a classic histogram with that upper bound, which
 // Prometheus 3 and OpenMetrics write as a float: le="1.0".

@@ -115,6 +115,9 @@ type Thresholds struct {
 	StaleFor             model.Duration `key:"stale_for" default:"5m" doc:"how long a collector must be stale"`
 	ExporterRecent       model.Duration `key:"exporter_recent" default:"30d" doc:"how long a cluster's exporter that is gone is reported as down"`
 	ExporterMemory       model.Duration `key:"exporter_memory" default:"7d" doc:"how long a target that served the exporter is remembered"`
+	SloAppliedOnce       float64        `key:"slo_applied_once" default:"0.9999" unit:"ratio" doc:"objective: share of events that are neither lost nor applied apart from their marker"`
+	SloReplayable        float64        `key:"slo_replayable" default:"0.999" unit:"ratio" doc:"objective: share of the time in which a group can be replayed without applying anything twice"`
+	SloWatched           float64        `key:"slo_watched" default:"0.999" unit:"ratio" doc:"objective: share of the exporter's collectors, over time, that succeed"`
 	DivergenceFor        model.Duration `key:"divergence_for" default:"5m" doc:"how long markers and effects must diverge"`
 	ConsumerAbsentFor    model.Duration `key:"consumer_absent_for" default:"30m" doc:"how long a group with markers may show no consumer metrics"`
 }
@@ -280,6 +283,7 @@ func (t Thresholds) validate() error {
 	need(t.QuietFrom < 24 && t.QuietUntil < 24, "quiet_from=%v, quiet_until=%v: want hours of the day, 0 to 23", t.QuietFrom, t.QuietUntil)
 	need(t.ExpiringSoonShare <= t.ExpiringShare, "expiring_share=%v: below expiring_soon_share (%v)", t.ExpiringShare, t.ExpiringSoonShare)
 	need(t.ExpiringShare < 1, "expiring_share=%v: must be below 1, where records are gone", t.ExpiringShare)
+	need(t.SloAppliedOnce < 1 && t.SloReplayable < 1 && t.SloWatched < 1, "slo_applied_once=%v, slo_replayable=%v, slo_watched=%v: must be below 1", t.SloAppliedOnce, t.SloReplayable, t.SloWatched)
 	need(t.MassDeletedShare < 1, "mass_deleted_share=%v: must be below 1", t.MassDeletedShare)
 	need(t.DuplicateRatioMin < t.DuplicateRatioMax, "duplicate_ratio_min=%v: must be below duplicate_ratio_max (%v)", t.DuplicateRatioMin, t.DuplicateRatioMax)
 	need(t.LatencyObjective < 1, "latency_objective=%v: must be below 1", t.LatencyObjective)
