@@ -135,7 +135,7 @@ func history(dir string, groups int, now, until time.Time) (count int, err error
 		for _, name := range []string{"consumer_group:processed_events_row_count:sum", "consumer_group:processed_events_row_count:avg_prune_cycle", "consumer_group:processed_events_inserted:increase_quarter_cycle"} {
 			write(day, time.Minute, is(4e7), name, dgt[:4]...)
 		}
-		for _, name := range []string{"consumer_group_topic:consumer_lag:sum", "consumer_group_topic:consumer_lag:avg_third", "consumer_group_topic:consumer_offset_commit_lag_seconds:max", "consumer_group_topic:consumer_offset_commit_lag_seconds:avg",
+		for _, name := range []string{"consumer_group_topic:consumer_lag:sum", "consumer_group_topic:consumer_lag:avg_third", "consumer_group_topic:consumer_offset_commit_lag_seconds:max", "consumer_group_topic:consumer_offset_commit_lag_seconds:median",
 			"consumer_group_topic:events_handled:increase_duplicate_window", "consumer_group_topic:events_duplicate:increase_duplicate_window"} {
 			write(day, time.Minute, is(100), name, gt...)
 		}
