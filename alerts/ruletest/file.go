@@ -20,7 +20,10 @@ import (
 type File struct {
 	RuleFiles          []string       `yaml:"rule_files"`
 	EvaluationInterval model.Duration `yaml:"evaluation_interval"`
-	Tests              []*Test        `yaml:"tests"`
+	// GroupEvalOrder is for promtool 2.42, which has an order of its own without
+	// it; here groups are evaluated as they stand in the files.
+	GroupEvalOrder []string `yaml:"group_eval_order"`
+	Tests          []*Test  `yaml:"tests"`
 }
 
 // Test is one scenario: series, and what is to be seen of them.
