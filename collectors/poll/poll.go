@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -208,6 +209,7 @@ func (p *Poller) Once(ctx context.Context) error {
 func (p *Poller) poll(ctx context.Context) (s Snapshot, err error) {
 	defer func() {
 		if r := recover(); r != nil {
+			p.o.Log.Error("a poll panicked; it counts as an answer that could not be read", "collector", p.o.ID, "panic", r, "stack", string(debug.Stack()))
 			s, err = nil, &KindError{Kind: "malformed", Err: fmt.Errorf("%s: the answer could not be read: %v", p.name, r)}
 		}
 	}()

@@ -225,7 +225,9 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 	} else {
 		err = l.pollRanges(ctx, r)
 	}
-	l.observe(r)
+	if r.inside != nil { // else nothing was read in a snapshot
+		l.observe(r)
+	}
 	if err == nil {
 		l.countUntimed(ctx, r)
 	}
