@@ -145,7 +145,7 @@ func (b *bench) pollExact() *Markers {
 			continue // for want of time
 		}
 		if got := describe(m); !slices.Equal(got, want) {
-			b.Fatalf("ledger\n  %v\nSELECT\n  %v", got, want)
+			b.Fatalf("ledger, inexact because of %v\n  %v\nSELECT\n  %v", m.Inexact, got, want)
 		}
 		return m
 	}

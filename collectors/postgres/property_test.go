@@ -225,17 +225,20 @@ func (h *history) step() {
 	}
 }
 
-// settle polls until what the server's tally betrays has been counted again.
+// settle polls until what the server's tally betrays has been counted again, and
+// a full round of the scrub has begun and ended since: what the tally hides, one
+// change behind another, only the scrub finds.
 func (h *history) settle() {
 	h.exec("SELECT pg_stat_force_next_flush()")
 	h.exec("SELECT 1")
+	began := time.Now()
 	for n := 0; ; n++ {
 		h.poll()
-		if !h.store.ledger.suspects.pending() {
+		if !h.store.ledger.suspects.pending() && h.store.ledger.scrub.since.After(began) {
 			return
 		}
-		if n > 50 {
-			h.Fatal("the recount does not end")
+		if n > 500 {
+			h.Fatal("the recount does not end, or the scrub does not come round")
 		}
 	}
 }
