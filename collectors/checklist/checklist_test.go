@@ -255,7 +255,7 @@ func TestFaults(t *testing.T) {
 		"no time index":                          {func(w *world) { w.table.TimeIndex = "" }, "time-index", checklist.Warning, "CREATE INDEX CONCURRENTLY"},
 		"invalid index":                          {func(w *world) { w.table.Indexes = append(w.table.Indexes, postgres.Index{Name: "x_ccnew"}) }, "time-index", checklist.Warning, "x_ccnew"},
 		"old snapshot":                           {func(w *world) { w.health.Holders[0].Age = 3 * time.Hour }, "vacuum-horizon", checklist.Warning, "pg_stat_activity"},
-		"bloated":                                {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, "REINDEX INDEX CONCURRENTLY pkey"},
+		"bloated":                                {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, `REINDEX INDEX CONCURRENTLY public."pkey";`},
 		"vacuum behind":                          {func(w *world) { w.health.DeadRows = 1_000_000 }, "dead-rows", checklist.Warning, "1,000,000"},
 		"plain role":                             {func(w *world) { w.markers.Inexact = []postgres.Reason{postgres.ReasonRole} }, "ledger-exact", checklist.Warning, "pg_read_all_stats"},
 	} {

@@ -60,14 +60,6 @@ type Store struct {
 	Effect string
 }
 
-// table is its name as SQL takes it.
-func (s Store) table() string {
-	if s.Markers == nil || s.Markers.Table == nil {
-		return s.Name
-	}
-	return s.Markers.Table.String()
-}
-
 // subject is one consumer group on one topic, with what is known of it.
 type subject struct {
 	facts Facts

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"oncewatch/collectors/poll"
+	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/span"
 )
 
@@ -98,7 +99,7 @@ func indexes(s Store) Line {
 	if worst >= bloated {
 		l.Verdict = Warning
 		l.Meaning = "The index has grown much more than the table's markers. It slows the consumer only where its hot pages no longer fit into memory."
-		l.Remedy = fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", name)
+		l.Remedy = fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", sqlIn(tableOf(s), name))
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "The indexes take about as much per marker as they did at best."
@@ -125,7 +126,7 @@ func deadRows(s Store, f Facts) Line {
 	if h.DeadRows > allowed {
 		l.Verdict = Warning
 		l.Meaning = "Deleted markers pile up faster than vacuum removes them."
-		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0.02); and see what holds vacuum back.", s.table())
+		l.Remedy = "See what holds vacuum back; if nothing does: " + alter(tableOf(s), "SET (autovacuum_vacuum_scale_factor = 0.02)")
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "Vacuum removes what the pruner deletes."
@@ -145,7 +146,7 @@ func autovacuum(s Store, f Facts) Line {
 	if h.Autovacuum.Off {
 		l.Verdict, l.Value = Warning, "off"
 		l.Meaning = "Nothing removes pruned markers and nothing refreshes the planner's statistics, unless somebody runs VACUUM by hand."
-		l.Remedy = fmt.Sprintf("ALTER TABLE %s RESET (autovacuum_enabled), on its partitions too; and SHOW autovacuum must say on.", s.table())
+		l.Remedy = alter(tableOf(s), "RESET (autovacuum_enabled)") + " SHOW autovacuum; must say on."
 		return l
 	}
 	if h.Autovacuum.DeadRows < 0 {
@@ -168,7 +169,7 @@ func autovacuum(s Store, f Facts) Line {
 	if every > day && h.Autovacuum.DeadRows > rareVacuum && !dropped {
 		l.Verdict = Warning
 		l.Meaning = "Pruned markers lie dead for more than a day before vacuum starts, and then it has all of them to remove at once. A share of a table this large is the wrong measure."
-		l.Remedy = fmt.Sprintf("ALTER TABLE %s SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = %d);", s.table(), max(rareVacuum, int64(perDay/24)))
+		l.Remedy = alter(tableOf(s), fmt.Sprintf("SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = %d)", max(rareVacuum, int64(min(perDay/24, math.MaxInt32)))))
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "Vacuum starts before many pruned markers have piled up."
@@ -189,4 +190,15 @@ func Bytes(n int64) string {
 		return fmt.Sprintf("%d B", n)
 	}
 	return fmt.Sprintf("%.1f %s", f, units[i])
+}
+
+// tableOf is the marker table; one without a name where it is not known.
+func tableOf(s Store) *postgres.Table {
+	switch {
+	case s.Markers != nil && s.Markers.Table != nil:
+		return s.Markers.Table
+	case s.Health != nil && s.Health.Table != nil:
+		return s.Health.Table
+	}
+	return &postgres.Table{Schema: "public", Name: s.Name}
 }

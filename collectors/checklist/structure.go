@@ -38,7 +38,10 @@ func uniqueness(t *postgres.Table) Line {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("unique index %s on (%s)%s", i.Name, strings.Join(i.Columns, ", "), unusable(i)))
 		}
 	}
-	create := fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s), after removing the duplicates it will name.", t, strings.Join(key, ", "))
+	create := fmt.Sprintf("Remove the duplicates that it would name, then: CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s);", sqlIn(t, t.Name), sqlNames(key))
+	if t.PartitionedBy != "" {
+		create = "Partition by range of a UUIDv7 or ULID event id, whose key can be unique over all partitions (reference-consumer migrate --partitioned)."
+	}
 	switch {
 	case t.UniqueOn(key...):
 		l.Value, l.Verdict = "yes", OK
@@ -72,7 +75,7 @@ func timeIndex(t *postgres.Table) Line {
 	l := Line{Rule: "time-index", Title: "Can markers be found by age?", Threshold: "an index that begins with " + t.Has.ProcessedAt}
 	for _, i := range t.Indexes {
 		if !i.Valid {
-			l.Evidence = append(l.Evidence, fmt.Sprintf("index %s is invalid: drop it (DROP INDEX CONCURRENTLY) or build it again", i.Name))
+			l.Evidence = append(l.Evidence, fmt.Sprintf("index %s is invalid: DROP INDEX CONCURRENTLY %s;", i.Name, sqlIn(t, i.Name)))
 		}
 	}
 	if t.TimeIndex != "" {
@@ -86,9 +89,9 @@ func timeIndex(t *postgres.Table) Line {
 	}
 	l.Verdict, l.Value = Warning, "no"
 	l.Meaning = "Each prune batch reads the whole table, and the counts here come from a slow walk over its pages."
-	l.Remedy = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s);", t, t.Has.ProcessedAt)
+	l.Remedy = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s);", sqlIn(t, t.Name), sqlName(t.Has.ProcessedAt))
 	if t.PartitionedBy != "" { // where PostgreSQL builds none concurrently
-		l.Remedy = fmt.Sprintf("CREATE INDEX ON ONLY %s (%s); then CREATE INDEX CONCURRENTLY on each partition, and ALTER INDEX … ATTACH PARTITION.", t, t.Has.ProcessedAt)
+		l.Remedy = fmt.Sprintf("In a quiet hour, for it holds up writes while it builds: CREATE INDEX ON %s (%s);", sqlIn(t, t.Name), sqlName(t.Has.ProcessedAt))
 	}
 	return l
 }
