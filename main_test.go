@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -370,5 +371,40 @@ func TestRulesAndDashboards(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil || len(files) != 3 {
 		t.Errorf("dashboards: %v, %v; want three", files, err)
+	}
+}
+
+// What keeps a connection from being made is told with the setting to see to,
+// where the other side says nothing at all too.
+func TestConnectionErrorsNameTheSetting(t *testing.T) {
+	t.Parallel()
+	dsn := testenv.Postgres(t)
+	brokers, _ := cluster(t)
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"TLS to a plain broker":          {[]string{"--kafka.tls.enabled"}, "does this listener speak TLS? (--kafka.tls.enabled)"},
+		"SASL to a broker without":       {[]string{"--kafka.sasl.mechanism=SCRAM-SHA-512", "--kafka.sasl.username=u", "--kafka.sasl.password=hunter2"}, "--kafka.sasl.mechanism"},
+		"TLS to a plain PostgreSQL":      {[]string{"--postgres.dsn=" + strings.Replace(dsn, "sslmode=disable", "sslmode=require", 1)}, "sslmode=disable"},
+		"a Prometheus that is not there": {[]string{"--prometheus.url=http://127.0.0.1:1"}, "--prometheus.url"},
+		"a consumer that is not there":   {[]string{"--consumer.metrics-url=http://127.0.0.1:1/metrics"}, "--consumer.metrics-url"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var stdout, stderr bytes.Buffer
+			args := append([]string{"check", "--postgres.dsn=" + dsn, "--kafka.brokers=" + brokers, "--timeout=1m", "--output=json"}, c.args...)
+			code := run(t.Context(), args, &stdout, &stderr)
+			var report checklist.Report
+			if err := json.Unmarshal(stdout.Bytes(), &report); err != nil || code != 2 {
+				t.Fatalf("exit %d, %v: %s%s", code, err, stdout.String(), stderr.String())
+			}
+			if !slices.ContainsFunc(report.Unread, func(u checklist.Unread) bool { return strings.Contains(u.Error, c.want) }) {
+				t.Errorf("nothing names %s: %+v", c.want, report.Unread)
+			}
+			if strings.Contains(stdout.String(), "hunter2") {
+				t.Error("it tells the password")
+			}
+		})
 	}
 }

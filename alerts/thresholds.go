@@ -209,7 +209,9 @@ func Load(file string, set map[string]string) (Thresholds, error) {
 		errs = append(errs, t.load(file))
 	}
 	for _, key := range sortedKeys(set) {
-		errs = append(errs, t.set(key, set[key]))
+		if err := t.set(key, set[key]); err != nil {
+			errs = append(errs, fmt.Errorf("--set: %w", err))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return Thresholds{}, err
@@ -220,12 +222,12 @@ func Load(file string, set map[string]string) (Thresholds, error) {
 func (t *Thresholds) load(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return fmt.Errorf("read values: %w", err)
+		return fmt.Errorf("--values: %w", err)
 	}
 	var doc yaml.Node
 	documents := yaml.NewDecoder(bytes.NewReader(text))
 	if err := documents.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("read values %s: %w", file, err)
+		return fmt.Errorf("--values: %s: %w", file, err)
 	}
 	var second yaml.Node
 	if err := documents.Decode(&second); !errors.Is(err, io.EOF) {

@@ -246,7 +246,8 @@ func TestFaults(t *testing.T) {
 		"topic made anew":                        {func(w *world) { w.partition.OutOfRange = known(true) }, "records-lost", checklist.Violated, "made anew"},
 		"sequence gap":                           {func(w *world) { w.consumed.Lost = fig(2) }, "records-lost", checklist.Violated, "2 records"},
 		"poison":                                 {func(w *world) { w.consumed.DeadLettered = fig(12) }, "dead-letters", checklist.Warning, "deadletters list"},
-		"far behind":                             {func(w *world) { w.partition.Waiting = known(now.Add(-6 * day)) }, "lag", checklist.Violated, "deleted unread"},
+		"waits long":                             {func(w *world) { w.partition.Waiting = known(now.Add(-4 * day)) }, "lag", checklist.Warning, "far behind"},
+		"far behind":                             {func(w *world) { w.partition.Waiting = known(now.Add(-6*day - 12*time.Hour)) }, "lag", checklist.Violated, "deleted unread"},
 		"split transactions":                     {func(w *world) { w.Stores[0].Divergence.Rows[0].Rows = 3 }, "effect-divergence", checklist.Violated, "different transactions"},
 		"no effect table":                        {func(w *world) { w.Stores[0].Effect = "" }, "effect-divergence", checklist.Unknown, "--postgres.effect.table"},
 		"no unique key":                          {func(w *world) { w.table.Indexes[0].Unique = false }, "unique-key", checklist.Violated, "CREATE UNIQUE INDEX CONCURRENTLY"},
@@ -257,6 +258,7 @@ func TestFaults(t *testing.T) {
 		"old snapshot":                           {func(w *world) { w.health.Holders[0].Age = 3 * time.Hour }, "vacuum-horizon", checklist.Warning, "pg_stat_activity"},
 		"bloated":                                {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, `REINDEX INDEX CONCURRENTLY public."pkey";`},
 		"vacuum behind":                          {func(w *world) { w.health.DeadRows = 1_000_000 }, "dead-rows", checklist.Warning, "1,000,000"},
+		"doubted for a moment":                   {func(w *world) { w.markers.Inexact = []postgres.Reason{postgres.ReasonUnexplained} }, "ledger-exact", checklist.Unknown, "being verified"},
 		"plain role":                             {func(w *world) { w.markers.Inexact = []postgres.Reason{postgres.ReasonRole} }, "ledger-exact", checklist.Warning, "pg_read_all_stats"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -399,6 +401,43 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// Lines judge by the thresholds that rules and dashboards are made from: what
+// is ok by the defaults is none by others.
+func TestThresholdsAreTheRules(t *testing.T) {
+	for key, c := range map[string]struct {
+		value, rule string
+		want        checklist.Verdict
+	}{
+		"duplicate_ratio_max":      {"0.0005", "duplicate-ratio", checklist.Warning},
+		"duplicate_min_events":     {"20000", "duplicate-ratio", checklist.Unknown},
+		"latency_p99":              {"0.1", "handle-latency", checklist.Warning},
+		"latency_min_events":       {"20000", "handle-latency", checklist.Unknown},
+		"commit_lag_critical":      {"0.01", "commit-lag", checklist.Violated},
+		"retention_ratio_warning":  {"1.2", "retention-ratio", checklist.Violated},
+		"expiring_soon_share":      {"0.000001", "lag", checklist.Warning},
+		"duplicate_low_min_events": {"100", "duplicate-ratio", checklist.Warning},
+	} {
+		w := healthy()
+		if verdict := w.lines()[c.rule].Verdict; verdict != checklist.OK {
+			t.Fatalf("%s is %s by the defaults", c.rule, verdict)
+		}
+		set := map[string]string{key: c.value}
+		switch key {
+		case "duplicate_ratio_max":
+			set["duplicate_ratio_min"] = "0.0001"
+		case "duplicate_low_min_events":
+			set["duplicate_ratio_min"] = "0.002"
+		}
+		var err error
+		if w.Thresholds, err = alerts.Load("", set); err != nil {
+			t.Fatal(err)
+		}
+		if verdict := w.lines()[c.rule].Verdict; verdict != c.want {
+			t.Errorf("%s=%s: %s is %s, want %s", key, c.value, c.rule, verdict, c.want)
+		}
+	}
+}
+
 func TestNumber(t *testing.T) {
 	if got := checklist.Number(-1234567); got != "-1,234,567" {
 		t.Error(got)
@@ -410,7 +449,7 @@ func TestNumber(t *testing.T) {
 func TestATopicThatTheGroupLeft(t *testing.T) {
 	for subscribed, want := range map[bool]checklist.Verdict{true: checklist.Violated, false: checklist.OK} {
 		w := healthy()
-		w.partition.Expired, w.partition.Waiting = known(int64(5)), known(now.Add(-6*day))
+		w.partition.Expired, w.partition.Waiting = known(int64(5)), known(now.Add(-6*day-12*time.Hour))
 		w.lines()
 		w.Groups.Groups[0].Topics[0].Subscribed = known(subscribed)
 		w.partition = nil

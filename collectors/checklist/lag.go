@@ -49,14 +49,16 @@ func lag(s subject) Line {
 	l.Threshold = "not much"
 	if known, _, _, ok := s.brokerKeeps(); ok && known > 0 && !s.log.Retention.Value.SizeLimited() {
 		keep = known
-		l.Threshold = "far less than " + span.Text(keep)
+		l.Threshold = fmt.Sprintf("below %g × %s", s.facts.Thresholds.ExpiringSoonShare, span.Text(keep))
 	}
+	waited := func(share float64) bool { return wait > span.Scale(keep, share) }
+	t := s.facts.Thresholds
 	switch {
-	case wait > keep/10*8:
+	case waited(t.ExpiringShare):
 		l.Verdict = Violated
 		l.Meaning = "The oldest waiting record is about to be deleted unread."
 		l.Remedy = "Start the consumer, give it more capacity, or raise retention.ms of " + s.topic + " now (and the markers' with it)."
-	case wait > keep/10 || wait > time.Hour && float64(records) > s.facts.Thresholds.LagMin:
+	case waited(t.ExpiringSoonShare) || wait > time.Hour && float64(records) > t.LagMin:
 		l.Verdict = Warning
 		l.Meaning = "The group is far behind; nothing is lost yet."
 		l.Remedy = "See that the consumer runs and what it waits for."

@@ -89,11 +89,12 @@ func (r Report) Text(w io.Writer, colour bool, width int) error {
 			p.line(l)
 		}
 	}
-	for _, u := range r.Unread {
-		p.paragraph("", "Could not be read: "+strings.TrimSpace(u.Source+" "+u.Entity)+": "+u.Error)
-	}
+	p.unread(r.Unread)
 	for _, n := range r.Notes {
 		p.paragraph("", n)
+	}
+	if len(r.Notes) > 0 {
+		p.b.WriteByte('\n')
 	}
 	p.unasked(r.Lines)
 	fmt.Fprintf(&p.b, "%d violated, %d warning, %d unknown, %d ok\n",
@@ -142,6 +143,27 @@ func (p *printer) line(l Line) {
 	}
 	for _, e := range l.Evidence {
 		p.paragraph("· ", e)
+	}
+	p.b.WriteByte('\n')
+}
+
+// unread is one block of what could not be read. What is said of several is
+// said once.
+func (p *printer) unread(unread []Unread) {
+	if len(unread) == 0 {
+		return
+	}
+	p.b.WriteString("Could not be read:\n")
+	var errs []string
+	of := map[string][]string{}
+	for _, u := range unread {
+		if of[u.Error] == nil {
+			errs = append(errs, u.Error)
+		}
+		of[u.Error] = append(of[u.Error], strings.TrimSpace(u.Source+" "+u.Entity))
+	}
+	for _, err := range errs {
+		p.paragraph("· ", strings.Join(of[err], ", ")+": "+err)
 	}
 	p.b.WriteByte('\n')
 }

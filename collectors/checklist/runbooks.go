@@ -5,30 +5,40 @@ import (
 	"hash/fnv"
 )
 
-// runbooks are the alerts' pages that belong to the lines.
+// runbooks are the alerts' pages that belong to the lines. Where a verdict has a
+// page of its own, it stands behind the rule's name.
 var runbooks = map[string]string{
-	"markers":           "ProcessedEventsExporterPollFailing",
-	"duplicate-ratio":   "ConsumerDuplicateRatioHigh",
-	"row-count":         "ProcessedEventsGrowthOutpacesPruning",
-	"retention-ratio":   "ProcessedEventsRetentionBelowBroker",
-	"handle-latency":    "ConsumerHandleLatencyP99High",
-	"commit-lag":        "ConsumerOffsetCommitLagHigh",
-	"replay-exposure":   "ProcessedEventsReplayExposed",
-	"retention-margin":  "ProcessedEventsRetentionMisconfigured",
-	"effect-divergence": "MarkerEffectDivergence",
-	"records-lost":      "EventsLost",
-	"dead-letters":      "EventsDeadLettered",
-	"lag":               "ConsumerLagGrowing",
+	"markers":                  "ProcessedEventsExporterPollFailing",
+	"duplicate-ratio":          "ConsumerDuplicateRatioHigh",
+	"duplicate-ratio/violated": "ProducerEventIdReuse",
+	"row-count":                "ProcessedEventsGrowthOutpacesPruning",
+	"retention-ratio":          "ProcessedEventsRetentionBelowBroker",
+	"retention-ratio/warning":  "ProcessedEventsRetentionRatioLow",
+	"retention-ratio/unknown":  "ProcessedEventsRetentionUnverifiable",
+	"handle-latency":           "ConsumerHandleLatencyP99High",
+	"commit-lag":               "ConsumerOffsetCommitLagHigh",
+	"commit-lag/warning":       "ConsumerOffsetCommitLagWidening",
+	"replay-exposure":          "ProcessedEventsReplayExposed",
+	"replay-exposure/warning":  "ProcessedEventsReplayUnverified",
+	"replay-exposure/unknown":  "ProcessedEventsReplayUnverified",
+	"retention-margin":         "ProcessedEventsRetentionMisconfigured",
+	"effect-divergence":        "MarkerEffectDivergence",
+	"committed-offsets":        "ConsumerOffsetsMissing",
+	"records-lost":             "EventsLost",
+	"dead-letters":             "EventsDeadLettered",
+	"lag":                      "ConsumerLagGrowing",
+	"open-transaction":         "ConsumerStalled",
+	"lag/violated":             "ConsumerRecordsExpiring",
 }
 
 // Runbook is the name of the alert whose page tells what to do about the line;
 // empty where there is none, or nothing to do.
 func (l Line) Runbook() string {
-	switch {
-	case l.Verdict == OK || l.Outside || l.Unasked != "":
+	if l.Verdict == OK || l.Outside || l.Unasked != "" {
 		return ""
-	case l.Rule == "duplicate-ratio" && l.Verdict == Violated:
-		return "ProducerEventIdReuse"
+	}
+	if page, ok := runbooks[l.Rule+"/"+l.Verdict.String()]; ok {
+		return page
 	}
 	return runbooks[l.Rule]
 }

@@ -141,7 +141,7 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 func (s *Source) fetch(ctx context.Context, u string) (*reading, error) {
 	resp, err := httpclient.Get(ctx, s.client, u, "text/plain; version=0.0.4")
 	if err != nil {
-		return nil, err
+		return nil, see("--consumer.metrics-url", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	families, err := parse(resp.Body)
@@ -154,6 +154,15 @@ func (s *Source) fetch(ctx context.Context, u string) (*reading, error) {
 		return nil, &poll.KindError{Kind: "missing", Err: fmt.Errorf("%s: it exports none of the metrics that a consumer should (%s, …)", httpclient.Redacted(u), handledTotal)}
 	}
 	return read(families), nil
+}
+
+// see names the setting where an address is wrong, or nobody answers there.
+func see(flag string, err error) error {
+	switch kind := poll.Kind(err); kind {
+	case "unreachable", "failed", "malformed":
+		return &poll.KindError{Kind: kind, Err: fmt.Errorf("%w: see %s", err, flag)}
+	}
+	return err
 }
 
 // counted is what one consumer counted.

@@ -166,7 +166,7 @@ func (s *Stored) query(ctx context.Context, text string) (model.Vector, error) {
 	address.RawQuery = q.Encode()
 	resp, err := httpclient.Get(ctx, s.client, address.String(), "application/json")
 	if err != nil {
-		return nil, err
+		return nil, see("--prometheus.url", err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	fail := func(kind, what string) (model.Vector, error) {

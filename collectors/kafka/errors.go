@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -120,7 +121,11 @@ func unreachable(err error) bool {
 // wrap gives an error its kind, and the remedy where there is one.
 func wrap(err error) *poll.KindError {
 	kind := kindOf(err)
-	if remedy := remedies[kind]; remedy != "" {
+	remedy := remedies[kind]
+	if kind == "unreachable" && errors.Is(err, io.EOF) {
+		remedy = "the broker hangs up: see whether this listener wants TLS (--kafka.tls.enabled), and accepts --kafka.sasl.mechanism"
+	}
+	if remedy != "" {
 		err = fmt.Errorf("%w: %s", err, remedy)
 	}
 	return &poll.KindError{Kind: kind, Err: err}

@@ -31,6 +31,12 @@ func explain(what string, err error) error {
 		kind, remedy = explainCode(pg)
 	case errors.As(err, &connect):
 		kind, remedy = "unreachable", "check postgres.dsn (or PGHOST, PGPORT) and that the server runs"
+		switch text := err.Error(); {
+		case strings.Contains(text, "refused TLS"):
+			remedy = "the server has TLS off: switch it on there, or set sslmode=disable in postgres.dsn (or PGSSLMODE)"
+		case strings.Contains(text, "tls error"), strings.Contains(text, "x509: "):
+			remedy = "see sslmode and sslrootcert of postgres.dsn (or PGSSLMODE, PGSSLROOTCERT)"
+		}
 	case errors.Is(err, context.DeadlineExceeded):
 		kind = "timeout"
 	case errors.As(err, &network), pgconn.SafeToRetry(err), strings.Contains(err.Error(), "conn closed"):

@@ -180,7 +180,8 @@ func arrange(v View, query url.Values) layout {
 	if l.Alone {
 		l.General = nil
 		l.Cards = slices.DeleteFunc(l.Cards, func(c card) bool {
-			return c.Database != query.Get("database") || c.Group != query.Get("group") || c.Topic != query.Get("topic")
+			other := func(key, value string) bool { return query.Has(key) && query.Get(key) != value }
+			return other("database", c.Database) || other("group", c.Group) || other("topic", c.Topic)
 		})
 	}
 	if len(l.Cards) > shown {

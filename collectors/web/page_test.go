@@ -58,15 +58,22 @@ func TestRunbooks(t *testing.T) {
 			t.Errorf("%s: %d", name, rec.Code)
 		}
 	}
-	for _, rule := range []string{"markers", "duplicate-ratio", "row-count", "retention-ratio", "handle-latency", "commit-lag", "replay-exposure", "retention-margin", "effect-divergence", "records-lost", "dead-letters", "lag"} {
-		for _, v := range []checklist.Verdict{checklist.Warning, checklist.Violated} {
+	pages := 0
+	for _, rule := range []string{"markers", "duplicate-ratio", "row-count", "retention-ratio", "handle-latency", "commit-lag", "replay-exposure", "retention-margin", "effect-divergence", "committed-offsets", "records-lost", "dead-letters", "lag", "open-transaction"} {
+		seen := map[string]bool{}
+		for _, v := range []checklist.Verdict{checklist.Unknown, checklist.Warning, checklist.Violated} {
 			name := checklist.Line{Rule: rule, Verdict: v}.Runbook()
 			if _, ok := alerts.Runbook(name); !ok {
 				t.Errorf("%s: there is no runbook %q", rule, name)
 			}
+			seen[name] = true
 		}
+		pages += len(seen)
 	}
-	if page := render(t, view([]checklist.Line{{Rule: "lag", Group: "g", Verdict: checklist.Violated}})); !strings.Contains(page, `href="runbooks/ConsumerLagGrowing"`) {
+	if pages < 20 {
+		t.Errorf("only %d runbooks belong to lines", pages)
+	}
+	if page := render(t, view([]checklist.Line{{Rule: "lag", Group: "g", Verdict: checklist.Violated}})); !strings.Contains(page, `href="runbooks/ConsumerRecordsExpiring"`) {
 		t.Error("a violated line does not link to its runbook")
 	}
 }
@@ -112,9 +119,11 @@ func TestThousandGroups(t *testing.T) {
 	if first < 0 || first > strings.Index(body, "<h2>group-0000") || !strings.Contains(body, "975 more, none of them worse") {
 		t.Error("the worst group is not first, or the rest is not folded")
 	}
-	alone := get(t, page, "/?database=db&group=group-0500&topic=payments").Body.String()
-	if strings.Count(alone, `<header class="card">`) != 1 || !strings.Contains(alone, "<h2>group-0500") {
-		t.Error("a folded group has no page of its own")
+	for _, query := range []string{"database=db&group=group-0500&topic=payments", "group=group-0500", "group=group-0500&topic=payments"} {
+		alone := get(t, page, "/?"+query).Body.String()
+		if strings.Count(alone, `<header class="card">`) != 1 || !strings.Contains(alone, "<h2>group-0500") {
+			t.Errorf("?%s is not the page of one group", query)
+		}
 	}
 }
 
