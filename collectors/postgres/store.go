@@ -29,14 +29,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"oncewatch/collectors/dbconn"
@@ -150,11 +148,7 @@ func poolConfig(to dbconn.Config) (*pgxpool.Config, error) {
 	cc := pc.ConnConfig
 	// What is no PostgreSQL may claim a message of a gigabyte, and pgx would
 	// allocate it.
-	cc.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		f := pgproto3.NewFrontend(r, w)
-		f.SetMaxBodyLen(maxMessage)
-		return f
-	}
+	cc.BuildFrontend = dbconn.Bounded(maxMessage)
 	// Unnamed statements: a pooler in transaction mode may give each
 	// transaction another server session.
 	cc.DefaultQueryExecMode = pgx.QueryExecModeExec
