@@ -444,6 +444,18 @@ func TestNumber(t *testing.T) {
 	}
 }
 
+// What the consumers themselves missed is a loss, wherever they are by now.
+func TestLossOnATopicThatTheGroupLeft(t *testing.T) {
+	w := healthy()
+	w.consumed.Lost = fig(2)
+	w.lines()
+	w.Groups.Groups[0].Topics[0].Subscribed = known(false)
+	w.partition = nil
+	if l := w.lines()["records-lost"]; l.Verdict != checklist.Violated {
+		t.Errorf("%+v", l)
+	}
+}
+
 // What a group left behind on a topic that its members no longer consume is
 // nobody's loss.
 func TestATopicThatTheGroupLeft(t *testing.T) {

@@ -14,7 +14,7 @@ var (
 	ofGroup = []func(subject) Line{
 		duplicates, rows, ratio, latency, commits, logFields,
 		exposed, margin, divergence, commitOrder, committedOffsets,
-		orLeft(lost), deadLetters, orLeft(lag), orLeft(transactions),
+		lost, deadLetters, orLeft(lag), orLeft(transactions),
 	}
 	// ofStore are judged once a marker table.
 	ofStore = []func(Store, Facts) []Line{structure, ledger, health}

@@ -72,12 +72,12 @@ func seen(f checklist.Facts, l checklist.Line) bool {
 	case "dead-letters":
 		return all && told(v.DeadLettered) && v.DeadLettered.Value < 1
 	case "records-lost":
-		return left || every(commits, func(p kafka.GroupPartition) bool {
+		return !(told(v.Lost) && v.Lost.Value >= 1) && (left || every(commits, func(p kafka.GroupPartition) bool {
 			return p.Expired.OK && p.Expired.Value == 0 && p.OutOfRange.OK && !p.Beyond()
-		})
+		}))
 	case "lag":
 		return left || every(commits, func(p kafka.GroupPartition) bool {
-			return p.Lag.OK && p.Lag.Value >= 0 && (p.Lag.Value == 0 || p.Waiting.OK && !p.Waiting.Value.IsZero())
+			return p.Lag.OK && p.Lag.Value >= 0 && !p.Beyond() && (p.Lag.Value == 0 || p.Waiting.OK && !p.Waiting.Value.IsZero())
 		})
 	case "open-transaction":
 		return left || every(commits, func(p kafka.GroupPartition) bool {

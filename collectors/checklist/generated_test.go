@@ -176,6 +176,36 @@ var page = func() func(web.View) http.Handler {
 // nonsense is what no sentence may hold.
 var nonsense = regexp.MustCompile(`NaN|\bInf|%!|-9,223|-9223372`)
 
+// contradict are pairs of sentences that one page cannot hold of one group and
+// topic: what is said of one fact must agree.
+var contradict = [][2]string{
+	{"their markers are gone: a reset to earliest", "The oldest marker is older than anything the broker still has."},
+	{"their markers are gone: a reset to earliest", "nothing younger was seen to vanish"},
+	{"their markers are gone: a reset to earliest", "Markers are pruned at a safe age."},
+	{"their markers are gone: a reset to earliest", "Every record on the broker that the group has passed still has its marker"},
+	{"lies beyond the log", "The group keeps up."},
+	{"has markers and no committed offset: expired", "Offsets follow the database closely"},
+	{"has markers and no committed offset: expired", "Its committed offsets are there."},
+	{"There is no marker to prune.", "The oldest marker should have been pruned"},
+	{"applied again, also a second later", "A redelivered event hits the unique index"},
+}
+
+func contradictions(lines []checklist.Line) (found []string) {
+	said := map[[3]string]string{}
+	for _, l := range lines {
+		key := [3]string{l.Database, l.Group, l.Topic}
+		said[key] += l.Rule + ": " + l.Meaning + "\n"
+	}
+	for key, text := range said {
+		for _, pair := range contradict {
+			if strings.Contains(text, pair[0]) && strings.Contains(text, pair[1]) {
+				found = append(found, fmt.Sprintf("%q: %q and %q", key, pair[0], pair[1]))
+			}
+		}
+	}
+	return found
+}
+
 // complaint is what is wrong with a report; kind is told once.
 type complaint struct{ kind, text string }
 
@@ -203,6 +233,9 @@ func complaints(f checklist.Facts) (found []complaint) {
 		if l.Verdict == checklist.OK && l.Remedy != "" || l.Verdict == checklist.Violated && l.Remedy == "" {
 			bad(l.Rule+" and its remedy", "%s: %q", l.Verdict, l.Remedy)
 		}
+	}
+	for _, c := range contradictions(report.Lines) {
+		bad("two lines contradict each other", "%s", c)
 	}
 	var text, machine bytes.Buffer
 	if err := errors.Join(report.Text(&text, true, 80), report.JSON(&machine)); err != nil {

@@ -16,13 +16,16 @@ func lag(s subject) Line {
 	}
 	var records int64
 	var oldest time.Time
-	unread, timeless := 0, 0
+	unread, timeless, beyond := 0, 0, 0
 	for _, p := range s.commits.Partitions {
 		if !p.Lag.OK || p.Lag.Value < 0 {
 			unread++
 			continue
 		}
 		records = add(records, p.Lag.Value)
+		if p.Beyond() {
+			beyond++
+		}
 		switch w := p.Waiting; {
 		case p.Lag.Value == 0:
 		case !w.OK || w.Value.IsZero():
@@ -65,6 +68,9 @@ func lag(s subject) Line {
 	case unread > 0:
 		l.Verdict, l.Meaning = Unknown, fmt.Sprintf("%d of %d partitions could not be read.", unread, len(s.commits.Partitions))
 		l.Remedy = s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)
+	case beyond > 0:
+		l.Verdict, l.Meaning = Unknown, "The committed offset lies beyond the log's end, so what waits cannot be told by it."
+		l.Remedy = "See to the offsets that are out of range first."
 	case timeless > 0:
 		l.Verdict, l.Meaning = Unknown, fmt.Sprintf("For how long records wait is not known in %s.", Things(int64(timeless), "partition"))
 		l.Remedy = s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)

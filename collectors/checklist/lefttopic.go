@@ -10,13 +10,15 @@ func (s subject) leftTopic() bool {
 
 // orLeft judges only what the group still consumes.
 func orLeft(judge func(subject) Line) func(subject) Line {
-	return func(s subject) Line {
-		l := judge(s)
-		if l.Verdict != Warning && l.Verdict != Violated || !s.leftTopic() {
-			return l
-		}
-		l.Verdict, l.Remedy = OK, ""
-		l.Meaning = fmt.Sprintf("The group's members no longer consume the topic: what is left there concerns it no more. (%s)", l.Meaning)
+	return func(s subject) Line { return s.unlessLeft(judge(s)) }
+}
+
+// unlessLeft excuses what was found on a topic that the group has left.
+func (s subject) unlessLeft(l Line) Line {
+	if l.Verdict != Warning && l.Verdict != Violated || !s.leftTopic() {
 		return l
 	}
+	l.Verdict, l.Remedy = OK, ""
+	l.Meaning = fmt.Sprintf("The group's members no longer consume the topic: what is left there concerns it no more. (%s)", l.Meaning)
+	return l
 }

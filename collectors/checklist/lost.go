@@ -67,5 +67,9 @@ func lost(s subject) Line {
 	default:
 		l.Verdict, l.Meaning = OK, "The group has lost nothing that the broker can tell."
 	}
-	return s.whole(l)
+	l = s.whole(l)
+	if gaps > 0 { // the consumers have missed these while they consumed the topic
+		return l
+	}
+	return s.unlessLeft(l)
 }

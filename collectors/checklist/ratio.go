@@ -89,5 +89,12 @@ func ratio(s subject) Line {
 		l.Meaning = "The oldest marker is younger than the topic's retention, and no pruning has been seen yet: the table may be young, or the pruner too quick."
 		l.Remedy = "Set --postgres.retention to what the pruner keeps, or look again after its next run."
 	}
+	if l.Verdict == OK && s.retention != nil {
+		if gone := s.retention.Unprotected(); gone.OK && gone.Value > 0 { // the ages say nothing of holes
+			l.Verdict = Warning
+			l.Meaning = fmt.Sprintf("By their age they do, but the markers of %s on the broker are gone.", Things(gone.Value, "record"))
+			l.Remedy = "Find who deletes them (a second pruning job, a manual DELETE); until then, do not reset the group's offsets."
+		}
+	}
 	return l
 }

@@ -310,6 +310,11 @@ func TestHostilePages(t *testing.T) {
 				_, _ = fmt.Fprintf(w, "events_lost_total{consumer_group=\"g\",topic=\"t\",partition=\"%d\"} 1\n", i)
 			}
 		}, "more than 20000 series"},
+		"labels without end": {func(w http.ResponseWriter) {
+			for range 300 {
+				_, _ = fmt.Fprintf(w, "events_lost_total{consumer_group=\"g\",topic=\"t\",partition=\"%s\"} 1\n", strings.Repeat("x", 60<<10))
+			}
+		}, "take more than 16 MiB"},
 		"bytes without end": {func(w http.ResponseWriter) {
 			line := []byte(strings.Repeat("x", 1<<20))
 			for range 100 {

@@ -37,6 +37,7 @@ const (
 	maxPage   = 64 << 20 // bytes, of which only what is wanted is kept
 	maxLine   = 64 << 10 // bytes
 	maxSeries = 20_000   // wanted ones: about 20 MB while they are parsed
+	maxWanted = 16 << 20 // bytes of these
 )
 
 // parse reads a page of metrics as a stream. An error repeats nothing of it.
@@ -70,17 +71,19 @@ func filter(page io.Reader, w io.Writer) error {
 	limited := &io.LimitedReader{R: page, N: maxPage + 1}
 	in := bufio.NewReaderSize(limited, maxLine)
 	out := bufio.NewWriterSize(w, maxLine)
-	for number, series := 1, 0; ; number++ {
+	for number, series, size := 1, 0, 0; ; number++ {
 		line, err := in.ReadSlice('\n')
 		keep := wanted(line)
 		if keep && len(line) > 0 && line[0] != '#' {
-			series++
+			series, size = series+1, size+len(line)
 		}
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull) && keep:
 			return fmt.Errorf("line %d is longer than %d kB", number, maxLine>>10)
 		case series > maxSeries:
 			return fmt.Errorf("it has more than %d series of the metrics that are read", maxSeries)
+		case size > maxWanted:
+			return fmt.Errorf("the metrics that are read take more than %d MiB", maxWanted>>20)
 		}
 		for errors.Is(err, bufio.ErrBufferFull) { // of another metric
 			_, err = in.ReadSlice('\n')
@@ -247,7 +250,7 @@ func (r *reading) counter(families map[string]*dto.MetricFamily, name, split str
 		if split != "" {
 			v := label(m, split)
 			if !slices.Contains(known, v) {
-				r.mark(k, name, fmt.Sprintf("has %s=%q, where %s is wanted", split, v, strings.Join(known, " or ")))
+				r.mark(k, name, fmt.Sprintf("has %s=%.40q, where %s is wanted", split, v, strings.Join(known, " or ")))
 				continue
 			}
 			into += "/" + v
