@@ -374,6 +374,54 @@ func TestRulesAndDashboards(t *testing.T) {
 	}
 }
 
+// A threshold that is set, by flag, by a file of thresholds or in the
+// configuration, is that of the audit, of the exporter's page, of the rules and
+// of the dashboards.
+func TestOneSetOfThresholds(t *testing.T) {
+	dsn := testenv.Postgres(t)
+	brokers, _ := cluster(t)
+	execute(t, dsn, runbookTable+`
+		INSERT INTO processed_events SELECT 'ledger-writer', 'evt-'||i, 'payments', 0, i, now() - i * interval '1 second' FROM generate_series(0, 6) i`)
+	dir := t.TempDir()
+	values, file := filepath.Join(dir, "values.yml"), filepath.Join(dir, "oncewatch.yml")
+	for path, text := range map[string]string{values: "retention_ratio_warning: 1.37\n", file: "set: {retention_ratio_warning: 1.37}\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, way := range []string{"--set=retention_ratio_warning=1.37", "--values=" + values, "--config.file=" + file} {
+		said := func(args ...string) string {
+			var stdout, stderr bytes.Buffer
+			if code := run(t.Context(), append(args, way), &stdout, &stderr); code != 0 {
+				t.Errorf("%v %s: exit %d: %s", args, way, code, stderr.String())
+			}
+			return stdout.String()
+		}
+		sources := []string{"--postgres.dsn=" + dsn, "--kafka.brokers=" + brokers}
+		if out := said(append([]string{"check"}, sources...)...); !strings.Contains(out, "at least 1.37 × 7d") {
+			t.Errorf("%s: check judges by another ratio:\n%s", way, out)
+		}
+		if out := said("rules"); !strings.Contains(out, "1.37") {
+			t.Errorf("%s: the rules judge by another ratio", way)
+		}
+		boards := filepath.Join(t.TempDir(), "boards")
+		said("dashboards", "--output-dir="+boards)
+		found := false
+		for _, name := range []string{"oncewatch-overview.json", "oncewatch-group.json", "oncewatch-table.json"} {
+			text, err := os.ReadFile(filepath.Join(boards, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || strings.Contains(string(text), "1.37")
+		}
+		if !found {
+			t.Errorf("%s: the dashboards judge by another ratio", way)
+		}
+		s := serve(t, append(sources, way)...)
+		s.waitFor(t, "/", "at least 1.37 × 7d")
+	}
+}
+
 // What keeps a connection from being made is told with the setting to see to,
 // where the other side says nothing at all too.
 func TestConnectionErrorsNameTheSetting(t *testing.T) {

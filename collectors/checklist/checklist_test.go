@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +20,7 @@ import (
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/retention"
+	"oncewatch/collectors/web"
 )
 
 const day = 24 * time.Hour
@@ -398,6 +402,38 @@ func TestReport(t *testing.T) {
 	plain.Reset()
 	if err := r.Text(&plain, false, 80); err != nil || strings.Contains(plain.String(), "\x1b") {
 		t.Error("a group's name steers the terminal")
+	}
+}
+
+// A thousand groups are judged and written as a page at once, the worst first.
+func TestThousandGroups(t *testing.T) {
+	w := healthy()
+	w.lines()
+	groups, first := w.Groups.Groups[0], w.markers.Series[0]
+	w.Groups.Groups, w.markers.Series, w.Facts.Retention.Series = nil, nil, nil
+	for i := range 1000 {
+		name := fmt.Sprintf("group-%04d", i)
+		g, m, r, v := *groups, first, *w.compared, *w.consumed
+		g.Name, m.Group, r.Group = name, name, name
+		if i == 777 {
+			v.CommitLag = fig(600)
+		}
+		w.Groups.Groups, w.markers.Series, w.Facts.Retention.Series = append(w.Groups.Groups, &g), append(w.markers.Series, m), append(w.Facts.Retention.Series, &r)
+		w.Consumers.Values[consumer.Key{Group: name, Topic: "payments"}] = v
+	}
+	best, body := time.Hour, ""
+	for range 5 {
+		began := time.Now()
+		rec := httptest.NewRecorder()
+		page(web.View{Now: now, Refresh: 15 * time.Second, Lines: checklist.Evaluate(w.Facts)}).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/", nil))
+		best, body = min(best, time.Since(began)), rec.Body.String()
+	}
+	t.Logf("1,000 groups judged and written: %s, %d kB", best, len(body)/1000)
+	if len(body) > 2_000_000 || best > time.Second { // 200 ms on a quiet machine; this one may be busy
+		t.Errorf("%d bytes in %s", len(body), best)
+	}
+	if _, rest, _ := strings.Cut(body, "<h2>"); !strings.HasPrefix(rest, "group-0777 ") {
+		t.Errorf("the worst group is not first, but %.40s", rest)
 	}
 }
 
