@@ -36,6 +36,7 @@ type Options struct {
 	Set         map[string]string // thresholds by key, over those of ValuesFile
 	ValuesFile  string            // YAML file of thresholds; none if empty
 	RunbookBase string            // address of the runbook pages; alerts.DefaultRunbookBase if empty
+	PageURL     string            // address of the exporter's page; where it is scraped if empty
 }
 
 // Generate returns the JSON of every dashboard by file name. The error names
@@ -48,32 +49,57 @@ func Generate(o Options) (map[string][]byte, error) {
 	base := strings.TrimSuffix(cmp.Or(o.RunbookBase, alerts.DefaultRunbookBase), "/")
 	runbook := func(alert string) string { return base + "/" + alert + ".md" }
 
-	var selectors []dashboard.VariableModel
-	selectors = append(selectors, dashboard.VariableModel{
-		Type: dashboard.VariableTypeDatasource, Name: "datasource", Label: cog.ToPtr("Data source"),
-		Query: &dashboard.StringOrMap{String: cog.ToPtr("prometheus")},
-	})
-	for _, v := range variables {
-		selectors = append(selectors, variable(v.name, v.label, v.all, v.query))
-	}
+	pageURL := strings.TrimSuffix(cmp.Or(o.PageURL, "http://${exporter}"), "/")
 	files := map[string][]byte{}
 	var errs []error
-	for _, p := range []page{overview(t), group(t), holding(t)} {
-		raw, err := p.build(runbook, annotations(), selectors)
+	for _, p := range []page{overview(t, pageURL, base), group(t, pageURL), holding(t)} {
+		raw, err := p.build(runbook, p.annotations(), p.selectors())
 		errs = append(errs, err)
 		files[p.uid+".json"] = raw
 	}
 	return files, errors.Join(errs...)
 }
 
-// annotations mark on every graph what may explain it.
-func annotations() []dashboard.AnnotationQuery {
+// selectors are the variables of a dashboard.
+func (p page) selectors() []dashboard.VariableModel {
+	all := []dashboard.VariableModel{{
+		Type: dashboard.VariableTypeDatasource, Name: "datasource", Label: cog.ToPtr("Data source"),
+		Query: &dashboard.StringOrMap{String: cog.ToPtr("prometheus")},
+	}}
+	for _, v := range variables {
+		if p.oneGroup && v.name == "consumer_group" {
+			all = append(all, chosen(v.name, v.label, v.query))
+			continue
+		}
+		all = append(all, variable(v.name, v.label, v.all, v.query))
+	}
+	if p.worst != "" {
+		all = append(all, hidden("worst", p.worst, `/consumer_group="(.*?)"[,}]/`))
+	}
+	if p.worst != "" || p.oneGroup {
+		exporter := chosen("exporter", "Exporter", `label_values(oncewatch_build_info{cluster=~"$cluster",job=~"$job",instance=~"$instance"}, instance)`)
+		exporter.Hide = cog.ToPtr(dashboard.VariableHideHideVariable)
+		all = append(all, exporter)
+	}
+	return all
+}
+
+// ours matches the names of oncewatch's alerts.
+const ours = "ProcessedEvents.+|Consumer.+|Producer.+|MarkerEffectDivergence|Events.+|OutboxStuck"
+
+// annotations mark on every graph what may explain it, of the groups that are
+// drawn.
+func (p page) annotations() []dashboard.AnnotationQuery {
+	drawn := func(e string) string { return e }
+	if p.worst != "" {
+		drawn = ofWorst
+	}
 	return []dashboard.AnnotationQuery{
 		event("Firing alerts", "red",
-			expr(`max by (cluster, alertname, severity, consumer_group, topic) (ALERTS{alertstate="firing",alertname=~"ProcessedEvents.+|Consumer.+|Producer.+|MarkerEffectDivergence|Events.+|OutboxStuck",consumer_group=~"$consumer_group|"})`),
+			drawn(expr(`max by (cluster, alertname, severity, consumer_group, topic) (ALERTS{alertstate="firing",alertname=~%q,consumer_group=~"$consumer_group|"})`, ours)),
 			"{{alertname}}", "{{consumer_group}} {{topic}}", "severity", true, false),
 		event("Consumer started", "blue",
-			expr(`max by (%s, instance) (%s) * 1000`, perGroup, sel("consumer_start_time_seconds")),
+			drawn(expr(`max by (%s, instance) (%s) * 1000`, perGroup, sel("consumer_start_time_seconds"))),
 			"Consumer started", "{{consumer_group}} {{instance}}", "consumer_group", true, true),
 		// Off at first: a pruner that works all the time would paint the graph
 		// over. Switch it on to see whether lag follows the pruner's schedule.

@@ -89,6 +89,8 @@ type target struct {
 
 type template struct {
 	Name, Label, Type, Query, AllValue string
+	Regex                              string
+	Hide                               int
 	Multi, IncludeAll                  bool
 	Refresh                            int
 	Datasource                         *struct{ UID string }
@@ -177,7 +179,7 @@ func TestWrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"value": 4321`, `< bool 1.375`, `"value": 1.375`, `1.375 × as long`, `https://runbooks.test/x/EventsLost.md`} {
+	for _, want := range []string{`"value": 4321`, `< 1.375`, `"value": 1.375`, `above 1.375 and flat`, `https://runbooks.test/x/EventsLost.md`} {
 		if !strings.Contains(string(raw), want) {
 			t.Errorf("a threshold of 1.375 and a base for runbooks were set: %s is missing", want)
 		}

@@ -33,6 +33,8 @@ var datasource = common.DataSourceRef{Type: cog.ToPtr("prometheus"), Uid: cog.To
 type page struct {
 	uid, title, description string
 	from                    string // the default time range reaches back to here
+	worst                   string // query of the hidden variable with the groups that are drawn; none if empty
+	oneGroup                bool   // about one consumer group at a time
 	rows                    []row
 }
 
@@ -225,25 +227,46 @@ func lines(change ...func(*timeseries.PanelBuilder)) func(panel) (dashboard.Pane
 	}
 }
 
+// bars stacks what happened in each interval.
+func bars(b *timeseries.PanelBuilder) {
+	b.DrawStyle(common.GraphDrawStyleBars).FillOpacity(60).
+		Stacking(common.NewStackingConfigBuilder().Mode(common.StackingModeNormal).Group("A"))
+}
+
 // shouldBeZero scales the axis of a count whose every unit is a fault: 1 must
 // not look like 0, and 0 not like the middle of nothing.
 func shouldBeZero(b *timeseries.PanelBuilder) { b.AxisSoftMax(2).Decimals(0) }
 
-// longTime keeps the axis of ages and retentions short.
-func longTime(b *timeseries.PanelBuilder) { b.Decimals(1) }
+// wholeNumbers is for counts.
+func wholeNumbers(b *timeseries.PanelBuilder) { b.AxisSoftMax(10).Decimals(0) }
 
-// number is a panel of one big value: the last one, over all series the worst
-// is the query's business.
-func number(p panel) (dashboard.Panel, error) {
-	built, err := stat.NewPanelBuilder().
-		Orientation(common.VizOrientationAuto).
-		GraphMode(common.BigValueGraphModeArea).
-		ColorMode(common.BigValueColorModeValue).
-		ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"}).Fields("")).
-		ColorScheme(dashboard.NewFieldColorBuilder().Mode(dashboard.FieldColorModeIdThresholds)).
-		Build()
-	built.Targets = p.targets(prometheus.PromQueryFormatTimeSeries, false)
-	return built, err
+// numbers is a panel of big values as they are now, in the order of its queries;
+// a column says how one of them is shown. Where the worst of many is meant, the
+// query takes it.
+func numbers(columns ...column) func(panel) (dashboard.Panel, error) {
+	return func(p panel) (dashboard.Panel, error) {
+		b := stat.NewPanelBuilder().
+			Orientation(common.VizOrientationVertical).
+			GraphMode(common.BigValueGraphModeNone).
+			ColorMode(common.BigValueColorModeValue).
+			ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"}).Fields("")).
+			ColorScheme(dashboard.NewFieldColorBuilder().Mode(dashboard.FieldColorModeIdThresholds))
+		for _, c := range columns {
+			b.OverrideByName(c.name, c.properties)
+		}
+		built, err := b.Build()
+		built.Targets = p.targets(prometheus.PromQueryFormatTimeSeries, true)
+		return built, err
+	}
+}
+
+// countCell colours a count from 1 on: none of a bad thing is no praise, since
+// all may be unknown.
+func countCell(color string) []dashboard.DynamicConfigValue {
+	return []dashboard.DynamicConfigValue{{Id: "thresholds", Value: dashboard.ThresholdsConfig{
+		Mode:  dashboard.ThresholdsModeAbsolute,
+		Steps: []dashboard.Threshold{{Color: unknown}, {Value: cog.ToPtr(1.0), Color: color}},
+	}}}
 }
 
 // buckets is a heatmap of a histogram's buckets over time.
@@ -294,6 +317,24 @@ func rowsOf(transformations []dashboard.DataTransformerConfig, columns []column)
 		built.Targets = p.targets(prometheus.PromQueryFormatTable, true)
 		return built, nil
 	}
+}
+
+// chosen is a selector of one value, which starts at the first.
+func chosen(name, label, query string) dashboard.VariableModel {
+	v := variable(name, label, "", query)
+	v.Multi, v.IncludeAll, v.AllValue, v.Current = cog.ToPtr(false), cog.ToPtr(false), nil, nil
+	return v
+}
+
+// hidden is a variable that nobody selects: All of what its query returns, read
+// again whenever the dashboard is refreshed. Regex takes the value from a series.
+func hidden(name, query, regex string) dashboard.VariableModel {
+	v := variable(name, name, "", query)
+	v.AllValue, v.Regex = nil, &regex
+	v.Sort = cog.ToPtr(dashboard.VariableSortDisabled)
+	v.Hide = cog.ToPtr(dashboard.VariableHideHideVariable)
+	v.SkipUrlSync = cog.ToPtr(true)
+	return v
 }
 
 // variable is a multi-value selector that starts at All.

@@ -1,37 +1,35 @@
 package dashboards
 
 import (
-	"github.com/grafana/grafana-foundation-sdk/go/common"
 	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
 
 	"oncewatch/alerts"
 )
 
 // group answers, for one consumer group: why is not every event applied once?
-func group(t alerts.Thresholds) page {
+func group(t alerts.Thresholds, pageURL string) page {
 	byTopic := "cluster, consumer_group, topic"
 	// consumed narrows a topic's metric to the topics of the selected groups.
 	consumed := func(metric string) string {
 		return expr(`max by (cluster, topic) (%s) and on (cluster, topic) %s`, sel(metric), sel("consumer_group_topic_info"))
 	}
-	bars := func(b *timeseries.PanelBuilder) {
-		b.DrawStyle(common.GraphDrawStyleBars).FillOpacity(60).
-			Stacking(common.NewStackingConfigBuilder().Mode(common.StackingModeNormal).Group("A"))
-	}
-	noConsumer := "No consumer exports this for the selected groups: is it scraped, and in the selected job?"
+	noConsumer := "Not known: no consumer of this group exports it, or none is scraped in the selected job"
+	noBroker := "Not known: the exporter has read no commits of this group; is its collector groups up?"
+	noOutbox := "Not known: no consumer with an outbox is scraped for this group"
 	return page{
 		uid:         groupUID,
 		title:       "oncewatch / Why not?",
 		description: "One consumer group, from its markers' retention to its outbox. Select one group above.",
 		from:        "now-6h",
+		oneGroup:    true,
 		rows: []row{
-			{"Verdict", []panel{verdictTable(t, 5)}},
+			{"In one look", []panel{answers(t, pageURL, 4, func(e string) string { return e })}},
 			{"Do the markers outlive the records?", []panel{
 				{
 					title: "Inserted against pruned",
 					description: "Markers that appear and vanish per second. Good: the two meet once the table is as old as its retention. " +
 						"Inserted at 0 while events are processed: the handler writes no marker. Pruned far above inserted for long: someone deletes by hand.",
-					noData: "The ledger has counted nothing yet: see *Will the table hold?*, last row", unit: "wps",
+					noData: "Not known: the ledger has counted nothing yet; see *Will the table hold?*, last row", unit: "rowsps",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning", "ProcessedEventsMarkersMassDeleted", "ProcessedEventsTableEmpty", "ProcessedEventsEntriesUnfinished"},
 					width:    8, height: 8,
 					queries: []query{
@@ -44,7 +42,7 @@ func group(t alerts.Thresholds) page {
 					title: "Retention: kept against needed",
 					description: "What the pruner really keeps (observed) and is told to keep (configured) against what the broker keeps (topic) and can keep when segments close late (worst case). " +
 						"Good: observed and configured above topic × " + num(t.RetentionRatioWarning) + ", better above the worst case. Otherwise raise the pruner's retention before anything else. Unlimited retention has no line.",
-					noData: "Neither the pruner's nor the broker's retention is exported: see the collectors on the overview", unit: "s",
+					noData: "Not known: neither the pruner's nor the broker's retention is exported; see the collectors on the overview", unit: "dtdhms",
 					runbooks: []string{"ProcessedEventsRetentionMisconfigured", "ProcessedEventsRetentionBelowBroker"},
 					width:    8, height: 8,
 					queries: []query{
@@ -53,20 +51,20 @@ func group(t alerts.Thresholds) page {
 						{expr: consumed("kafka_topic_retention_seconds"), legend: "topic {{topic}}"},
 						{expr: consumed("kafka_topic_worst_case_retention_seconds"), legend: "worst case {{topic}}"},
 					},
-					draw: lines(longTime),
+					draw: lines(),
 				},
 				{
 					title: "Oldest record against oldest marker",
 					description: "Good: the marker's line above the record's. Where the record is older, the records between the two have no marker any more: a reset applies them again. " +
 						"In a young table both lines rise together.",
-					noData: "Neither a marker's nor a record's age is exported: see the collectors on the overview", unit: "s",
+					noData: "Not known: neither a marker's nor a record's age is exported; see the collectors on the overview", unit: "dtdhms",
 					runbooks: []string{"ProcessedEventsReplayExposed", "ProcessedEventsReplayUnverified"},
 					width:    8, height: 8,
 					queries: []query{
 						{expr: expr(`min by (cluster, database, consumer_group, topic) (%s)`, sel("processed_events_oldest_age_seconds")), legend: "marker {{consumer_group}} {{topic}}"},
 						{expr: consumed("kafka_topic_oldest_record_age_seconds"), legend: "record {{topic}}"},
 					},
-					draw: lines(longTime),
+					draw: lines(),
 				},
 			}},
 			{"What do the transactions do?", []panel{
@@ -90,7 +88,7 @@ func group(t alerts.Thresholds) page {
 						"If only the 99th rises, look for locks and checkpoints; if both rise, for the index and the disk. Dots are exemplars and open the trace.",
 					noData: noConsumer, unit: "s",
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
-					steps:    []step{{t.LatencyP99, watch}}, width: 12, height: 9,
+					steps:    []step{{t.LatencyP99, warning}}, width: 12, height: 9,
 					queries: []query{
 						{expr: quantile(0.99), legend: "{{consumer_group}} 99th percentile", exemplars: true},
 						{expr: quantile(0.5), legend: "{{consumer_group}} median"},
@@ -101,7 +99,7 @@ func group(t alerts.Thresholds) page {
 					title: "Handled per second",
 					description: "Good: processed follows the producer, duplicates are a thin line at the bottom. " +
 						"Duplicates as high as processed: a replay. Nothing at all with lag above 0: the consumer stands still.",
-					noData: noConsumer, unit: "ops",
+					noData: noConsumer, unit: "eps",
 					runbooks: []string{"ConsumerMetricsAbsent"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, outcome) (rate(%s[$__rate_interval]))`, perGroup, sel("events_handled_total")), legend: "{{consumer_group}} {{outcome}}"}},
@@ -111,7 +109,7 @@ func group(t alerts.Thresholds) page {
 					title: "Where duplicates come from",
 					description: "same_offset: the broker delivered a record again, as after a restart or a rebalance. other_offset: the producer published the id twice. " +
 						"Good: only same_offset, and in step with restarts. other_offset: find the producer, ids must be unique for each event.",
-					noData: "No duplicate has been seen, or the consumer does not export their origin", unit: "ops",
+					noData: "Not known: no consumer of this group exports where duplicates come from", unit: "eps",
 					runbooks: []string{"ProducerEventIdReuse", "ConsumerRebalanceLoop"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, origin) (rate(%s[$__rate_interval]))`, perGroup, sel("events_duplicate_origin_total")), legend: "{{consumer_group}} {{origin}}"}},
@@ -123,7 +121,7 @@ func group(t alerts.Thresholds) page {
 						"While it grows, a crash redelivers ever more events: harmless with markers, but look for a slow broker or a stuck commit. Above " + num(t.CommitLagCritical) + " s restart the consumer.",
 					noData: noConsumer, unit: "s",
 					runbooks: []string{"ConsumerOffsetCommitLagWidening", "ConsumerOffsetCommitLagHigh"},
-					steps:    []step{{t.CommitLagWarning, watch}, {t.CommitLagCritical, violated}}, width: 8, height: 7,
+					steps:    []step{{t.CommitLagWarning, warning}, {t.CommitLagCritical, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, byTopic, sel("consumer_offset_commit_lag_seconds")), legend: "{{consumer_group}} {{topic}}"}},
 					draw:    lines(),
 				},
@@ -132,78 +130,87 @@ func group(t alerts.Thresholds) page {
 				{
 					title:       "Lag in records, by partition",
 					description: "Good: near 0 everywhere. One partition alone: a poison event, a slow owner or a skewed key. All of them: too few consumers.",
-					noData:      "No lag is exported: is the collector groups up, and has the group committed?", unit: "short",
+					noData:      noBroker, unit: "short",
 					runbooks: []string{"ConsumerLagGrowing", "ConsumerLagNotRecoveringAfterRestart", "ConsumerStalled", "ConsumerOffsetsMissing"},
-					steps:    []step{{t.LagMin, watch}}, width: 8, height: 7,
-					queries: []query{{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_lag")), legend: "{{topic}} {{partition}}"}},
-					draw:    lines(),
+					steps:    []step{{t.LagMin, warning}}, width: 8, height: 7,
+					queries: tenOf("consumer_lag", "{{topic}} {{partition}}"),
+					draw:    lines(wholeNumbers),
 				},
 				{
 					title:       "Lag in time, by partition",
-					description: "Age of the oldest record not committed past. Good: seconds. It grows by 1 s/s on a partition that stands still, also when its producer has stopped.",
-					noData:      "No lag is exported: is the collector groups up, and has the group committed?", unit: "s",
+					description: "Age of the oldest record not committed past. Good: seconds. It grows by a second a second on a partition that stands still, also when its producer has stopped.",
+					noData:      noBroker, unit: "dtdhms",
 					runbooks: []string{"ConsumerLagGrowing", "ConsumerRecordsExpiringSoon", "ConsumerRecordsExpiring"},
 					width:    8, height: 7,
-					queries: []query{{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_lag_seconds")), legend: "{{topic}} {{partition}}"}},
-					draw:    lines(longTime),
+					queries: tenOf("consumer_lag_seconds", "{{topic}} {{partition}}"),
+					draw:    lines(),
 				},
 				{
 					title: "Commits outside the log",
 					description: "Records deleted before the group committed past them, and partitions whose committed offset lies outside the log (1). Good: all 0. " +
 						"Otherwise the next fetch resets the group: events are lost, or replayed. Decide the offset by hand before a restart does.",
-					noData: "No lag is exported: is the collector groups up, and has the group committed?", unit: "short",
+					noData: noBroker, unit: "short",
 					runbooks: []string{"EventsLost"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
+					queries: append(tenOf("consumer_records_expired", "{{topic}} {{partition}} expired"),
+						query{expr: expr(`topk(10, max by (%s) (%s) > 0)`, perPartition, sel("consumer_offset_out_of_range")), legend: "{{topic}} {{partition}} out of range"}),
+					draw: lines(shouldBeZero),
+				},
+				{
+					title: "Rebalances, starts and members",
+					description: "Starts are told by their times, since a counter begins anew with each. Good: rebalances and starts only when you deploy, members as many as you run. " +
+						"Either of them every few minutes redelivers what was in flight each time: raise the session and poll timeouts, or find the member that dies.",
+					noData: noConsumer, unit: "short",
+					runbooks: []string{"ConsumerRebalanceLoop", "ConsumerStalled"},
+					width:    8, height: 7,
 					queries: []query{
-						{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_records_expired")), legend: "{{topic}} {{partition}} expired"},
-						{expr: expr(`max by (%s, partition) (%s)`, byTopic, sel("consumer_offset_out_of_range")), legend: "{{topic}} {{partition}} out of range"},
+						{expr: expr(`max by (%s) (increase(%s[%s]))`, perGroup, sel("consumer_rebalances_total"), seconds(2*duration(t.StalledWindow))), legend: "rebalances in " + seconds(2*duration(t.StalledWindow))},
+						{expr: starts(t), legend: "starts in " + seconds(2*duration(t.StalledWindow))},
+						{expr: expr(`max by (%s) (%s)`, perGroup, sel("consumer_group_members")), legend: "members"},
 					},
 					draw: lines(shouldBeZero),
 				},
 				{
-					title: "Rebalances and members",
-					description: "Good: rebalances only when consumers start or stop, members as many as you run. " +
-						"A rebalance every few minutes redelivers what was in flight each time: raise the session and poll timeouts, or find the member that dies.",
-					noData: noConsumer, unit: "short",
+					title: "Time since each consumer was started",
+					description: "Good: lines that rise. One that falls back to 0 again and again crashes in a loop; one that stays at 0 crashes faster than it is scraped. " +
+						"Lines that end one after the other are consumers that come back under another name.",
+					noData: noConsumer, unit: "dtdhms",
 					runbooks: []string{"ConsumerRebalanceLoop"},
-					width:    12, height: 7,
-					queries: []query{
-						{expr: expr(`sum by (%s) (increase(%s[$__rate_interval]))`, perGroup, sel("consumer_rebalances_total")), legend: "{{consumer_group}} rebalances"},
-						{expr: expr(`max by (%s) (%s)`, perGroup, sel("consumer_group_members")), legend: "{{consumer_group}} members"},
-					},
-					draw: lines(),
+					width:    8, height: 7,
+					queries: []query{{expr: expr(`bottomk(10, clamp_min(time() - max by (%s, instance) (%s), 0))`, perGroup, sel("consumer_start_time_seconds")), legend: "{{instance}}"}},
+					draw:    lines(),
 				},
 				{
 					title: "Gaps in the producers' sequences",
 					description: "Events that a producer numbered and this group never saw, by partition. Good: 0. " +
-						"Otherwise compare with expired commits on the left: the broker deleted them; without those, the producer never got them acknowledged.",
-					noData: "No consumer counts gaps: producers without a sequence cannot be checked", unit: "short",
+						"Otherwise compare with expired commits above: the broker deleted them; without those, the producer never got them acknowledged.",
+					noData: "Not known: no consumer counts gaps, or the producers number nothing", unit: "short",
 					runbooks: []string{"EventsLost"},
-					steps:    []step{{1, violated}}, width: 12, height: 7,
-					queries: []query{{expr: expr(`sum by (%s, partition) (increase(%s[$__rate_interval]))`, byTopic, sel("events_lost_total")), legend: "{{topic}} {{partition}}"}},
+					steps:    []step{{1, violated}}, width: 8, height: 7,
+					queries: []query{{expr: expr(`topk(10, sum by (%s) (increase(%s[$__rate_interval])) > 0) or topk(1, 0 * sum by (%s) (increase(%s[$__rate_interval])))`, perPartition, sel("events_lost_total"), perPartition, sel("events_lost_total")), legend: "{{topic}} {{partition}}"}},
 					draw:    lines(bars, shouldBeZero),
 				},
 			}},
 			{"What becomes of the effects?", []panel{
 				{
 					title:       "Retries as a share of what is handled",
-					description: "Good: below " + num(100*t.RetryRatio) + " %. Above: the database refuses transactions for a passing reason (serialization, deadlock, failover). The consumer's log names the SQLSTATE.",
+					description: "Good: below " + num(100*t.RetryRatio) + " %. Drawn up to 100 %, where nothing gets through. Above: the database refuses transactions for a passing reason (serialization, deadlock, failover). The consumer's log names the SQLSTATE.",
 					noData:      noConsumer, unit: "percentunit",
 					runbooks: []string{"ConsumerRetryVolumeHigh"},
-					steps:    []step{{t.RetryRatio, watch}}, width: 8, height: 7,
+					steps:    []step{{t.RetryRatio, warning}}, width: 8, height: 7,
 					queries: []query{{
-						expr: expr(`sum by (%[1]s) (rate(%[2]s[$__rate_interval])) / sum by (%[1]s) (rate(%[3]s[$__rate_interval]))`,
+						expr: expr(`clamp_max(sum by (%[1]s) (rate(%[2]s[$__rate_interval])) / sum by (%[1]s) (rate(%[3]s[$__rate_interval])), 1)`,
 							perGroup, sel("event_retries_total"), sel("events_handled_total")),
 						legend: "{{consumer_group}}",
 					}},
-					draw: lines(func(b *timeseries.PanelBuilder) { b.AxisSoftMax(2 * t.RetryRatio) }),
+					draw: lines(func(b *timeseries.PanelBuilder) { b.Min(0).AxisSoftMax(2 * t.RetryRatio) }),
 				},
 				{
 					title:       "Dead letters",
 					description: "Events that ended in the dead-letter table, by reason. Good: 0. Each one is an effect that did not happen: read it with reference-consumer deadletters, mend, requeue.",
-					noData:      "Nothing has been dead-lettered", unit: "short",
+					noData:      "Not known: no consumer exports dead letters; the reference consumer does from its first one on", unit: "short",
 					runbooks: []string{"EventsDeadLettered"},
-					steps:    []step{{1, watch}}, width: 8, height: 7,
+					steps:    []step{{1, warning}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, reason) (increase(%s[$__rate_interval]))`, perGroup, sel("events_dead_lettered_total")), legend: "{{consumer_group}} {{reason}}"}},
 					draw:    lines(bars),
 				},
@@ -211,7 +218,7 @@ func group(t alerts.Thresholds) page {
 					title: "Markers and effects that diverge",
 					description: "Rows of a closed window whose marker and effect were not written by one transaction, by kind. Good: 0. " +
 						"marker_without_effect: an effect was lost. effect_without_marker: it can be repeated. different_transaction: a crash will do either.",
-					noData: "No effect table is configured, so marker and effect are not compared", unit: "short",
+					noData: "Not known: no effect table is configured, so marker and effect are not compared", unit: "short",
 					runbooks: []string{"MarkerEffectDivergence"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (cluster, database, consumer_group, kind) (%s)`, sel("processed_events_divergent_rows")), legend: "{{consumer_group}} {{kind}}"}},
@@ -220,27 +227,18 @@ func group(t alerts.Thresholds) page {
 				{
 					title:       "Outbox: oldest intent",
 					description: "Age of the oldest intent not yet delivered. Good: seconds. Above " + num(t.OutboxPendingAge/60) + " min the receiver refuses or the worker is gone: the effect is committed, but its message is not out.",
-					noData:      "No consumer with an outbox is scraped for the selected groups", unit: "s",
+					noData:      noOutbox, unit: "dtdhms",
 					runbooks: []string{"OutboxStuck"},
-					steps:    []step{{t.OutboxPendingAge, violated}}, width: 8, height: 7,
+					steps:    []step{{t.OutboxPendingAge, violated}}, width: 12, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("outbox_oldest_pending_age_seconds")), legend: "{{consumer_group}}"}},
-					draw:    lines(),
-				},
-				{
-					title:       "Outbox: intents waiting",
-					description: "Good: a small number that keeps changing. A steady rise means that deliveries are slower than intents.",
-					noData:      "No consumer with an outbox is scraped for the selected groups", unit: "short",
-					runbooks: []string{"OutboxStuck"},
-					width:    8, height: 7,
-					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("outbox_pending")), legend: "{{consumer_group}}"}},
 					draw:    lines(),
 				},
 				{
 					title:       "Outbox: deliveries per second",
 					description: "Deliveries by outcome. Good: delivered only. Others are tried again; the receiver must be able to recognise a repeated intent by its key.",
-					noData:      "No consumer with an outbox is scraped for the selected groups", unit: "ops",
+					noData:      noOutbox, unit: "eps",
 					runbooks: []string{"OutboxStuck"},
-					width:    8, height: 7,
+					width:    12, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, outcome) (rate(%s[$__rate_interval]))`, perGroup, sel("outbox_deliveries_total")), legend: "{{consumer_group}} {{outcome}}"}},
 					draw:    lines(),
 				},

@@ -1,94 +1,83 @@
 package dashboards
 
 import (
+	"fmt"
+
 	"github.com/grafana/grafana-foundation-sdk/go/common"
 	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
 
 	"oncewatch/alerts"
 )
 
-// overview answers: is every event applied once?
-func overview(t alerts.Thresholds) page {
+// overview answers in one look, worst first: is every event applied once, does
+// each group keep up, could it be replayed, and can this be believed?
+func overview(t alerts.Thresholds, pageURL, runbooks string) page {
+	const (
+		noConsumer = "Not known: no consumer of these groups exports it, or none is scraped"
+		noBroker   = "Not known: the exporter has read no commits of these groups, or is not scraped"
+		noMarkers  = "Not known: the exporter needs both the marker table and the broker for this"
+	)
 	return page{
 		uid:         overviewUID,
 		title:       "oncewatch / Is every event applied once?",
-		description: "The checklist's verdicts by consumer group, and the evidence for them.",
+		description: "Four questions about every consumer group, worst first, and the evidence for the answers.",
 		from:        "now-6h",
+		worst:       worstGroups(t),
 		rows: []row{
-			{"Verdict", []panel{
-				verdictTable(t, 7),
+			{"In one look", []panel{
+				groupCounts(t),
+				firingCounts(),
 				{
-					title: "Lowest marker age ÷ topic retention",
-					description: "The oldest marker's age over the topic's retention, of the group that is worst off. " +
-						"Good: above " + num(t.RetentionRatioWarning) + ". Below 1 with a pruner at work, a reset to the earliest offset applies events twice: stop the pruner, then raise its retention. " +
-						"A table younger than the retention is below 1 without harm; the checklist above knows the difference.",
-					noData: "No marker age or no topic retention is exported: see the exporter's collectors below", unit: "none",
-					runbooks: []string{"ProcessedEventsRetentionBelowBroker", "ProcessedEventsRetentionRatioLow"},
-					base:     violated, steps: []step{{t.RetentionRatioCritical, watch}, {t.RetentionRatioWarning, holds}},
-					width: 6, height: 4,
-					queries: []query{{expr: expr(`min(%s)`, againstRetention("processed_events_oldest_age_seconds")), legend: "lowest ratio"}},
-					draw:    number,
-				},
-				{
-					title: "Records a reset would apply twice",
-					description: "Records still on the broker, below the committed offset, whose marker is known to be gone. Good: 0. " +
-						"Otherwise do not reset any group to the earliest offset until they have expired, and raise the markers' retention.",
-					noData: "Not known: the exporter needs both the marker table and the broker for this", unit: "short",
-					runbooks: []string{"ProcessedEventsReplayExposed"},
-					steps:    []step{{1, violated}}, width: 6, height: 4,
-					queries: []query{{expr: expr(`sum(max by (%s, topic, partition) (%s))`, perGroup, sel("processed_events_unprotected_records")), legend: "records"}},
-					draw:    number,
-				},
-				{
-					title: "Events lost in the time range",
-					description: "Gaps in the producers' sequences, and records that expired before the group handled them. Good: 0. " +
-						"Otherwise find the partition on *Why not?*, and restore the events from their source: the broker no longer has them.",
-					noData: "No consumer reports gaps and no lag is exported: is either scraped?", unit: "short",
-					runbooks: []string{"EventsLost"},
-					steps:    []step{{1, violated}}, width: 6, height: 4,
+					title: "Collectors that are not up to date",
+					description: fmt.Sprintf("Collectors without a success for longer than %s of their own intervals. Good: 0. Above, the exporter withholds their series, and answers turn unknown; its log names the cause.",
+						num(t.StaleIntervals)),
+					noData: "No exporter is scraped: nothing is watched", unit: "none",
+					runbooks: []string{"ProcessedEventsExporterPollStale", "ProcessedEventsExporterDown", "ProcessedEventsExporterTargetDown"},
+					steps:    []step{{1, violated}}, width: 5, height: 4,
 					queries: []query{{
-						expr: expr(`sum(increase(%s[$__range])) + (sum(max by (%s, topic, partition) (%s)) or vector(0)) or sum(max by (%s, topic, partition) (%s))`,
-							sel("events_lost_total"), perGroup, sel("consumer_records_expired"), perGroup, sel("consumer_records_expired")),
-						legend: "events",
+						expr:   expr(`count(%s) or 0 * count(%s)`, stale(t), sel("oncewatch_collector_last_success_timestamp_seconds")),
+						legend: "collectors",
 					}},
-					draw: number,
+					draw: numbers(),
+				},
+				answers(t, pageURL, 10, ofWorst),
+				firingAlerts(runbooks, 6),
+			}},
+			{"Is every event applied once?", []panel{
+				{
+					title: "Lost",
+					description: "Gaps in a producer's sequence, and records deleted by the broker before the group committed past them (less those that may have been no events). Good: both 0. " +
+						"Otherwise find the partition on *Why not?*, and restore the events from their source.",
+					noData: noBroker, unit: "short",
+					runbooks: []string{"EventsLost"},
+					steps:    []step{{1, violated}}, width: 8, height: 7,
+					queries: []query{
+						{expr: ofWorst(expr(`sum by (%s) (increase(%s[$__rate_interval]))`, perGroup, sel("events_lost_total"))), legend: "{{consumer_group}} gap"},
+						{expr: ofWorst(expr(`sum by (%[1]s) (%[2]s - (%[3]s or 0 * %[2]s))`, perGroup, byPartition("consumer_records_expired", ""), byPartition("consumer_records_expired_unverified", ""))), legend: "{{consumer_group}} expired"},
+					},
+					draw: lines(shouldBeZero),
 				},
 				{
 					title: "Markers and effects that diverge",
 					description: "Rows of a closed window where marker and effect were not written by one transaction. Good: 0. " +
 						"Otherwise a handler writes on a connection of its own, and a crash between the two loses or repeats an effect.",
-					noData: "No effect table is configured, so marker and effect are not compared", unit: "short",
+					noData: "Not known: no effect table is configured for these groups, so marker and effect are not compared", unit: "short",
 					runbooks: []string{"MarkerEffectDivergence"},
-					steps:    []step{{1, violated}}, width: 6, height: 4,
-					queries: []query{{expr: expr(`sum(max by (cluster, database, consumer_group, kind) (%s))`, sel("processed_events_divergent_rows")), legend: "rows"}},
-					draw:    number,
-				},
-			}},
-			{"Evidence", []panel{
-				{
-					title: "Marker age ÷ topic retention",
-					description: "Good: above " + num(t.RetentionRatioWarning) + " and flat, or rising by 1 s/s while a young table grows old. " +
-						"A fall means that markers were deleted: by a pruner (then its retention is too short) or by hand.",
-					noData: "No marker age or no topic retention is exported: see the exporter's collectors below", unit: "none",
-					runbooks: []string{"ProcessedEventsRetentionRatioLow", "ProcessedEventsRetentionUnverifiable"},
-					base:     violated, steps: []step{{t.RetentionRatioCritical, watch}, {t.RetentionRatioWarning, holds}},
-					width: 12, height: 8,
-					queries: []query{{expr: againstRetention("processed_events_oldest_age_seconds"), legend: "{{consumer_group}} {{topic}}"}},
-					draw: lines(func(b *timeseries.PanelBuilder) {
-						b.AxisSoftMax(1.1 * t.RetentionRatioWarning)
-					}),
+					steps:    []step{{1, violated}}, width: 8, height: 7,
+					queries: []query{{expr: ofWorst(expr(`sum by (%[1]s) (max by (%[1]s, database, kind) (%[2]s))`, perGroup, sel("processed_events_divergent_rows"))), legend: "{{consumer_group}}"}},
+					draw:    lines(shouldBeZero),
 				},
 				{
 					title: "Duplicates as a share of what is handled",
 					description: "Good: between " + num(100*t.DuplicateRatioMin) + " % and " + num(100*t.DuplicateRatioMax) + " % (the dashed lines), which redeliveries after restarts and rebalances explain. " +
 						"Above: a rebalance loop, or a producer that reuses ids; *Why not?* tells them apart. Far below on a busy group: is deduplication reached at all?",
-					noData: "No consumer exports events_handled_total, or nothing was handled", unit: "percentunit",
+					noData: noConsumer, unit: "percentunit",
 					runbooks: []string{"ConsumerDuplicateRatioHigh", "ConsumerDuplicateRatioTooLow"},
-					base:     "blue", steps: []step{{t.DuplicateRatioMin, holds}, {t.DuplicateRatioMax, violated}},
-					width: 12, height: 8,
+					base:     "blue", steps: []step{{t.DuplicateRatioMin, holds}, {t.DuplicateRatioMax, warning}},
+					width: 8, height: 7,
 					queries: []query{{
-						expr: expr(`sum by (%[1]s) (rate(%[2]s[$__rate_interval])) / sum by (%[1]s) (rate(%[3]s[$__rate_interval]))`,
-							perGroup, sel("events_handled_total", `outcome="duplicate"`), sel("events_handled_total")),
+						expr: ofWorst(expr(`sum by (%[1]s) (rate(%[2]s[$__rate_interval])) / sum by (%[1]s) (rate(%[3]s[$__rate_interval]))`,
+							perGroup, sel("events_handled_total", `outcome="duplicate"`), sel("events_handled_total"))),
 						legend: "{{consumer_group}}",
 					}},
 					// The band spans a factor of 50: on a linear axis its lower
@@ -99,71 +88,114 @@ func overview(t alerts.Thresholds) page {
 								Type(common.ScaleDistributionSymlog).Log(10).LinearThreshold(t.DuplicateRatioMin))
 					}),
 				},
+			}},
+			{"Does each group keep up?", []panel{
+				{
+					title: "Retention left for what waits",
+					description: fmt.Sprintf("Share of the topic's retention that is left for the oldest record not yet handled. Good: near 100 %%. Below %s %% act; at 0 the broker deletes it unread.",
+						num(100*(1-t.ExpiringSoonShare))),
+					noData: noBroker, unit: "percentunit",
+					runbooks: []string{"ConsumerRecordsExpiringSoon", "ConsumerRecordsExpiring"},
+					base:     violated, steps: []step{{1 - t.ExpiringShare, warning}, {1 - t.ExpiringSoonShare, holds}},
+					width: 8, height: 7,
+					queries: []query{{expr: ofWorst(expr(`min by (%s) (clamp_min(1 - %s, 0))`, perGroup, usedRetention())), legend: "{{consumer_group}}"}},
+					draw:    lines(func(b *timeseries.PanelBuilder) { b.Min(0).Max(1) }),
+				},
 				{
 					title: "Lag in records",
 					description: "Good: near 0, or falling back after a peak. Growing for half an hour means the group cannot keep up. " +
 						"Peaks in step with the pruner (switch its annotation on above) mean that pruning slows the consumer.",
-					noData: "No lag is exported: is the collector groups up, and has the group committed?", unit: "short",
+					noData: noBroker, unit: "short",
 					runbooks: []string{"ConsumerLagGrowing", "ConsumerLagNotRecoveringAfterRestart"},
-					steps:    []step{{t.LagMin, watch}}, width: 8, height: 7,
-					queries: []query{{expr: expr(`sum by (%[1]s) (max by (%[1]s, topic, partition) (%[2]s))`, perGroup, sel("consumer_lag")), legend: "{{consumer_group}}"}},
-					draw:    lines(),
+					steps:    []step{{t.LagMin, warning}}, width: 8, height: 7,
+					queries: []query{{expr: ofWorst(expr(`sum by (%s) (%s)`, perGroup, byPartition("consumer_lag", ""))), legend: "{{consumer_group}}"}},
+					draw:    lines(wholeNumbers),
 				},
 				{
-					title: "Lag in time",
-					description: "Age of the oldest record not committed past, from the records' own timestamps. Good: seconds. " +
-						"When it nears the topic's retention, events expire before they are handled.",
-					noData: "No lag is exported: is the collector groups up, and has the group committed?", unit: "s",
-					runbooks: []string{"ConsumerLagGrowing"},
+					title: "Progress",
+					description: "Records that each group passes a second, by its committed offsets. Good: follows the producer. " +
+						"0 with lag above 0: the group stands still, whatever its own metrics say.",
+					noData: noBroker, unit: "recps",
+					runbooks: []string{"ConsumerStalled"},
 					width:    8, height: 7,
-					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("consumer_lag_seconds")), legend: "{{consumer_group}}"}},
-					draw:    lines(longTime),
+					queries: []query{{
+						expr: ofWorst(expr(`sum by (%s) (clamp_min(max by (%s) (deriv(%s[$__rate_interval])), 0))`,
+							perGroup, perPartition, sel("consumer_committed_offset"))),
+						legend: "{{consumer_group}}",
+					}},
+					draw: lines(),
 				},
 				{
-					title: "Handled per second",
-					description: "Processed and duplicate events. Good: processed follows the producer. " +
-						"Processed at 0 with lag above 0 is a stopped consumer; duplicates near processed are a replay.",
-					noData: "No consumer exports events_handled_total for the selected groups", unit: "ops",
-					runbooks: []string{"ConsumerMetricsAbsent"},
-					width:    8, height: 7,
-					queries: []query{{expr: expr(`sum by (%s, outcome) (rate(%s[$__rate_interval]))`, perGroup, sel("events_handled_total")), legend: "{{consumer_group}} {{outcome}}"}},
-					draw:    lines(),
-				},
-				{
-					title:       "Records a reset would apply twice, by topic",
-					description: "Good: 0. A rise tells when markers began to be missed: compare with the pruner's runs and with changes of the topic's retention.",
-					noData:      "Not known: the exporter needs both the marker table and the broker for this", unit: "short",
-					runbooks: []string{"ProcessedEventsReplayExposed"},
-					steps:    []step{{1, violated}}, width: 12, height: 7,
-					queries: []query{{expr: expr(`sum by (%[1]s, topic) (max by (%[1]s, topic, partition) (%[2]s))`, perGroup, sel("processed_events_unprotected_records")), legend: "{{consumer_group}} {{topic}}"}},
+					title: "Starts in " + seconds(2*duration(t.StalledWindow)),
+					description: fmt.Sprintf("How often consumers of the group were started, by their start times: counters begin anew with each start and do not tell. Good: 0, or one for each member after a deployment. Above %s for one member: it crashes in a loop.",
+						num(t.StalledRestarts)),
+					noData: noConsumer, unit: "short",
+					runbooks: []string{"ConsumerStalled", "ConsumerRebalanceLoop"},
+					steps:    []step{{t.StalledRestarts + 1, violated}}, width: 12, height: 7,
+					queries: []query{{expr: ofWorst(starts(t)), legend: "{{consumer_group}}"}},
 					draw:    lines(shouldBeZero),
 				},
 				{
-					title: "Losses",
-					description: "Gaps in a producer's sequence, and records deleted by the broker before the group committed past them. Good: both 0. " +
-						"Expired records mean that the group was away for longer than the topic's retention.",
-					noData: "No consumer reports gaps and no lag is exported: is either scraped?", unit: "short",
-					runbooks: []string{"EventsLost"},
-					steps:    []step{{1, violated}}, width: 12, height: 7,
+					title: "Time since the last start",
+					description: "Of the group's youngest consumer. Good: rising. A line that falls back to 0 again and again is a crash loop; " +
+						"one that stays at 0 crashes faster than it is scraped.",
+					noData: noConsumer, unit: "dtdhms",
+					runbooks: []string{"ConsumerRebalanceLoop"},
+					width:    12, height: 7,
+					queries: []query{{expr: ofWorst(expr(`clamp_min(time() - max by (%s) (%s), 0)`, perGroup, sel("consumer_start_time_seconds"))), legend: "{{consumer_group}}"}},
+					draw:    lines(),
+				},
+			}},
+			{"Could each group be replayed?", []panel{
+				{
+					title: "Marker age ÷ topic retention",
+					description: "Good: above " + num(t.RetentionRatioWarning) + " and flat, or rising steadily while a young table grows old. " +
+						"A fall means that markers were deleted: by a pruner (then its retention is too short) or by hand. Above 3 the line is drawn at 3; a topic that is kept for ever is at 0.",
+					noData: "Not known: no marker age or no topic retention is exported", unit: "none",
+					runbooks: []string{"ProcessedEventsRetentionRatioLow", "ProcessedEventsRetentionUnverifiable"},
+					base:     violated, steps: []step{{t.RetentionRatioCritical, warning}, {t.RetentionRatioWarning, holds}},
+					width: 8, height: 8,
+					queries: []query{{expr: ofWorst(expr(`clamp_max(min by (%s) (%s), 3)`, perGroup, againstRetention("processed_events_oldest_age_seconds"))), legend: "{{consumer_group}}"}},
+					draw: lines(func(b *timeseries.PanelBuilder) {
+						b.Min(0).AxisSoftMax(1.1 * t.RetentionRatioWarning).Decimals(2)
+					}),
+				},
+				{
+					title: "Records that a reset would apply twice",
+					description: "A reset to the earliest offset applies at least so many events twice, and at most so many: the truth lies between the two where nobody has verified all. Good: both 0. " +
+						"Otherwise do not reset the group; oncewatch replay --verify tells the rest.",
+					noData: noMarkers, unit: "short",
+					runbooks: []string{"ProcessedEventsReplayExposed", "ProcessedEventsReplayUnverified"},
+					steps:    []step{{1, violated}}, width: 8, height: 8,
 					queries: []query{
-						{expr: expr(`sum by (%s, topic) (increase(%s[$__rate_interval]))`, perGroup, sel("events_lost_total")), legend: "{{consumer_group}} {{topic}} gap"},
-						{expr: expr(`sum by (%[1]s, topic) (max by (%[1]s, topic, partition) (%[2]s))`, perGroup, sel("consumer_records_expired")), legend: "{{consumer_group}} {{topic}} expired"},
+						{expr: ofWorst(unprotected(perGroup)), legend: "{{consumer_group}} at least"},
+						{expr: ofWorst(unprotectedAtMost(perGroup) + " > " + unprotected(perGroup)), legend: "{{consumer_group}} at most"},
 					},
 					draw: lines(shouldBeZero),
+				},
+				{
+					title: "How far back a reset is safe",
+					description: "How far back in time a reset applies nothing twice, the least of the group's partitions. Good: as long as the topic keeps records. " +
+						"A fall tells when markers began to be missed.",
+					noData: noMarkers, unit: "dtdhms",
+					runbooks: []string{"ProcessedEventsReplayExposed"},
+					width:    8, height: 8,
+					queries: []query{{expr: ofWorst(expr(`min by (%s) (%s)`, perGroup, sel("processed_events_safe_rewind_seconds"))), legend: "{{consumer_group}}"}},
+					draw:    lines(),
 				},
 			}},
 			{"Can this be believed?", []panel{
 				{
 					title: "Age of each collector's last success, in its own intervals",
 					description: "Good: below 2, a poll and a scrape. Above " + num(t.StaleIntervals) + " the exporter withholds the collector's series, and panels above go empty on purpose. " +
-						"The exporter's log names the cause once.",
+						"The exporter's log names the cause once. Drawn up to " + num(4*t.StaleIntervals) + ", where one that has never succeeded is.",
 					noData: "No exporter is scraped: is oncewatch running, and in the selected job?", unit: "none",
 					runbooks: []string{"ProcessedEventsExporterPollStale", "ProcessedEventsExporterDown", "ProcessedEventsExporterTargetDown"},
 					steps:    []step{{t.StaleIntervals, violated}}, width: 12, height: 7,
 					queries: []query{{
 						// A collector that never succeeded has the timestamp 0: it
 						// must show, and not stretch the axis to the year 1970.
-						expr: expr(`clamp_max((time() - min by (cluster, collector, instance) (%s)) / on (cluster, collector, instance) max by (cluster, collector, instance) (%s), %s)`,
+						expr: expr(`clamp_min(clamp_max((time() - min by (cluster, collector, instance) (%s)) / on (cluster, collector, instance) max by (cluster, collector, instance) (%s), %s), 0)`,
 							sel("oncewatch_collector_last_success_timestamp_seconds"), sel("oncewatch_collector_interval_seconds"), num(4*t.StaleIntervals)),
 						legend: "{{collector}} {{instance}}",
 					}},
@@ -173,16 +205,64 @@ func overview(t alerts.Thresholds) page {
 					title: "What could not be read",
 					description: "Errors by collector and kind. Good: 0. A denied or unreadable topic, group or table costs only its own series, which are missing above. " +
 						"Grant what the log names.",
-					noData: "Nothing has failed to be read since the exporter started", unit: "short",
+					noData: "The exporter has counted no error, or is not scraped: the panel on the left tells which", unit: "short",
 					runbooks: []string{"ProcessedEventsExporterPollFailing"},
 					width:    12, height: 7,
 					queries: []query{{expr: expr(`sum by (cluster, collector, kind) (increase(%s[$__rate_interval]))`, sel("oncewatch_errors_total")), legend: "{{collector}} {{kind}}"}},
-					draw: lines(shouldBeZero, func(b *timeseries.PanelBuilder) {
-						b.DrawStyle(common.GraphDrawStyleBars).FillOpacity(50).
-							Stacking(common.NewStackingConfigBuilder().Mode(common.StackingModeNormal).Group("A"))
-					}),
+					draw:    lines(shouldBeZero, bars, func(b *timeseries.PanelBuilder) { b.FillOpacity(50) }),
 				},
 			}},
 		},
 	}
 }
+
+// groupCounts says how many groups there are of each verdict, and how many of
+// them the table has no room for.
+func groupCounts(t alerts.Thresholds) panel {
+	p := panel{
+		title: "Consumer groups by their worst answer",
+		description: fmt.Sprintf("Of all groups, also of those that are not among the %d listed and drawn below. Good: all hold. "+
+			"unknown is not good: what would prove the answer is not exported.", shown),
+		noData: "No consumer group has been seen: is the exporter scraped?", unit: "none",
+		runbooks: []string{"ConsumerMetricsAbsent"},
+		base:     unknown, width: 12, height: 4,
+		draw: numbers(
+			column{words[isViolated].text, countCell(violated)}, column{words[isWarning].text, countCell(warning)},
+			column{words[isUnknown].text, countCell(unknown)}, column{words[isHolding].text, countCell(holds)},
+		),
+	}
+	for v := isViolated; v >= isHolding; v-- {
+		which := fmt.Sprintf(">= %s", num(weight(v)))
+		if v < isViolated {
+			which += fmt.Sprintf(" < %s", num(weight(v+1)))
+		}
+		p.queries = append(p.queries, query{expr: expr(`count((%s) %s) or 0 * count(%s)`, trouble(t), which, groups()), legend: words[v].text})
+	}
+	p.queries = append(p.queries, query{expr: expr(`clamp_min(count(%s) - %d, 0)`, groups(), shown), legend: "not listed"})
+	return p
+}
+
+// firingCounts is 0 only where it is known that the rules are evaluated.
+func firingCounts() panel {
+	p := panel{
+		title: "How many alerts fire",
+		description: "By severity. Good: 0. It is 0 only where the alert rules are seen to be evaluated; without them nobody is told of anything. " +
+			"Load what oncewatch rules writes.",
+		noData: "Not known: the alert rules are not loaded, or nothing is scraped", unit: "none",
+		runbooks: []string{"ProcessedEventsExporterDown"},
+		base:     unknown, width: 7, height: 4,
+		draw: numbers(column{"critical", countCell(violated)}, column{"warning", countCell(warning)}, column{"info", countCell("blue")}),
+	}
+	for _, severity := range []string{"critical", "warning", "info"} {
+		p.queries = append(p.queries, query{
+			expr: expr(`count(ALERTS{alertstate="firing",severity=%q,alertname=~%q,consumer_group=~"$consumer_group|"}) or 0 * count(%s)`,
+				severity, ours, rulesProof),
+			legend: severity,
+		})
+	}
+	return p
+}
+
+// rulesProof is a series that the alert rules record whenever they are evaluated
+// and an exporter has ever been seen.
+const rulesProof = "cluster:oncewatch_build_info:last_seen"

@@ -127,7 +127,7 @@ func (s server) unanswered(t *testing.T) map[string]string {
 	everyQuery(t, func(where, query, _ string) {
 		e := filled(query, "4s", "1m")
 		answer := s.queryRange(t, e, 10*time.Second)
-		if strings.Contains(where, " / Checklist") {
+		if strings.Contains(where, " / Consumer groups") {
 			answer = s.query(t, e)
 		}
 		for _, series := range answer {
@@ -237,6 +237,9 @@ func TestEveryQueryReturnsData(t *testing.T) {
 			s := startPrometheus(t, native, map[string]string{"oncewatch": strings.TrimPrefix(target.URL, "http://")})
 			s.scraped(t, 1, 6)
 			for where, e := range s.unanswered(t) {
+				if needsHistory[where] != "" {
+					continue
+				}
 				if native && strings.Contains(where, "Duration of a prune batch") {
 					continue // its histogram has classic buckets only
 				}

@@ -17,6 +17,7 @@ var targetLabels = []string{"job", "instance", "cluster"}
 // filled stands in for Grafana: it replaces the variables as Grafana does with
 // All selected.
 func filled(expr, rateInterval, rangeLength string) string {
+	expr = strings.ReplaceAll(expr, "$worst", ".+")
 	for _, v := range variables {
 		expr = strings.ReplaceAll(expr, "$"+v.name, v.all)
 	}
@@ -54,6 +55,8 @@ func everyQuery(t *testing.T, f func(where, expr, legend string)) {
 		for _, v := range b.Templating.List {
 			if selector, _, ok := labelValues(v.Query); ok {
 				f(fmt.Sprintf("%s / variable %s", b.UID, v.Name), selector, "")
+			} else if e, ok := queryResult(v.Query); ok {
+				f(fmt.Sprintf("%s / variable %s", b.UID, v.Name), e, "")
 			}
 		}
 	}
@@ -67,6 +70,18 @@ func labelValues(query string) (selector, label string, ok bool) {
 		return "", "", false
 	}
 	return m[1], m[2], true
+}
+
+func queryResult(query string) (e string, ok bool) {
+	e, ok = strings.CutPrefix(query, "query_result(")
+	return strings.TrimSuffix(e, ")"), ok
+}
+
+// recorded are written by Prometheus itself as it evaluates the rules.
+var recorded = map[string][]string{
+	"ALERTS":           {"alertname", "alertstate", "severity", "database", "consumer_group", "topic"},
+	"ALERTS_FOR_STATE": {"alertname", "severity", "database", "consumer_group", "topic"},
+	rulesProof:         {},
 }
 
 var legendLabel = regexp.MustCompile(`\{\{([^}]+)\}\}`)
@@ -136,8 +151,8 @@ func labelsOf(t *testing.T, where string, e parser.Node, used map[string]bool) m
 		}
 		for _, name := range names {
 			labels, ok := metrics[name]
-			if name == "ALERTS" { // written by Prometheus itself
-				labels, ok = []string{"alertname", "alertstate", "severity", "consumer_group", "topic"}, true
+			if !ok {
+				labels, ok = recorded[name]
 			}
 			if !ok {
 				t.Errorf("%s: no program exports %q", where, name)
@@ -158,6 +173,12 @@ func labelsOf(t *testing.T, where string, e parser.Node, used map[string]bool) m
 		inside := labelsOf(t, where, e.Expr, used)
 		for _, l := range e.Grouping {
 			known[l] = inside[l]
+		}
+		if e.Op == parser.COUNT_VALUES {
+			known[e.Param.(*parser.StringLiteral).Val] = true
+		}
+		if e.Op == parser.TOPK || e.Op == parser.BOTTOMK {
+			maps.Copy(known, inside)
 		}
 	default:
 		for c := range parser.ChildrenIter(e) {
@@ -183,6 +204,12 @@ func TestVariables(t *testing.T) {
 				}
 				continue
 			}
+			if e, ok := queryResult(v.Query); ok && v.Name == "worst" {
+				if v.Hide != 2 || !v.Multi || !v.IncludeAll || v.AllValue != "" || v.Regex == "" || parsed(t, b.UID, e) == nil {
+					t.Errorf("%s: variable %s is not hidden, or not all of what its query returns: %+v", b.UID, v.Name, v)
+				}
+				continue
+			}
 			if !ok {
 				t.Errorf("%s: variable %s has the query %q", b.UID, v.Name, v.Query)
 				continue
@@ -190,11 +217,14 @@ func TestVariables(t *testing.T) {
 			if e := parsed(t, b.UID, selector); e != nil && !labelsOf(t, b.UID+" / variable "+v.Name, e, nil)[label] {
 				t.Errorf("%s: variable %s lists %q, which %s does not have", b.UID, v.Name, label, selector)
 			}
-			if !v.Multi || !v.IncludeAll || label != v.Name {
-				t.Errorf("%s: variable %s is not a multi-value selector of %s with All", b.UID, v.Name, label)
+			one := v.Name == "exporter" || v.Name == "consumer_group" && b.UID == groupUID
+			if one && (v.Multi || v.IncludeAll) || !one && (!v.Multi || !v.IncludeAll || label != v.Name) {
+				t.Errorf("%s: variable %s is not the selector of %s that it should be: %+v", b.UID, v.Name, label, v)
 			}
 		}
-		if want := []string{"datasource", "cluster", "job", "instance", "database", "consumer_group", "topic"}; !slices.Equal(names, want) {
+		want := []string{"datasource", "cluster", "job", "instance", "database", "consumer_group", "topic"}
+		want = append(want, map[string][]string{overviewUID: {"worst", "exporter"}, groupUID: {"exporter"}, tableUID: {"worst", "exporter"}}[b.UID]...)
+		if !slices.Equal(names, want) {
 			t.Errorf("%s has the variables %v, want %v", b.UID, names, want)
 		}
 	}

@@ -14,81 +14,83 @@ func holding(t alerts.Thresholds) page {
 	var (
 		perTable = "cluster, database"
 		rows     = expr(`sum by (cluster, database, consumer_group) (max by (cluster, database, consumer_group, topic) (%s))`, sel("processed_events_row_count"))
-		daily    = func(metric string) string {
-			return replicated("cluster, database, consumer_group", expr(`increase(%s[%s])`, sel(metric), t.PruneCycle))
-		}
 		// The difference over one prune cycle, not a fitted line: the count of a
 		// table that is pruned once a day is a saw, whose slope depends on where
-		// one cuts it.
+		// one cuts it. Counts are exact, so that no counter needs to be read.
+		grown = expr(`(%s - %s)`, rows, expr(`sum by (cluster, database, consumer_group) (max by (cluster, database, consumer_group, topic) (%s offset %s))`,
+			sel("processed_events_row_count"), t.PruneCycle))
 		cycles   = float64(t.LimitHorizon) / float64(t.PruneCycle)
-		forecast = expr(`%s + %s * (%s - %s)`, rows, num(cycles), daily("processed_events_inserted_total"), daily("processed_events_pruned_total"))
+		forecast = expr(`clamp_min(%s + %s * %s, 0)`, rows, num(cycles), grown)
 		limit    = expr(`max by (cluster, database, consumer_group) (%s)`, sel("processed_events_row_limit"))
 		live     = expr(`sum by (%s) (%s)`, perTable, rows)
 		dead     = expr(`max by (%s) (%s)`, perTable, sel("processed_events_dead_rows"))
 		bytes    = expr(`(max by (%[1]s) (%[2]s) + sum by (%[1]s) (max by (%[1]s, index) (%[3]s)))`, perTable, sel("processed_events_table_bytes"), sel("processed_events_index_bytes"))
 		days     = num(time.Duration(t.LimitHorizon).Hours() / 24)
-		noTable  = "Table health is not exported: is the collector table up?"
-		noLedger = "The ledger is not exported: is the collector markers up?"
-		noPruner = "No pruner is scraped: reference-consumer prune exports this, and so it must be in the selected job"
+		noTable  = "Not known: the table's health is not exported; is the collector table up?"
+		noLedger = "Not known: the ledger is not exported; is the collector markers up?"
+		noCount  = "Not known: counts are withheld until the ledger is complete; see the last row"
+		noDay    = "Not known: needs the counts of " + t.PruneCycle.String() + " before"
+		noPruner = "Not known: no pruner is scraped in the selected job; reference-consumer prune exports this"
 	)
 	return page{
 		uid:         tableUID,
 		title:       "oncewatch / Will the table hold?",
 		description: "Growth, space, vacuum and pruning of the marker table.",
 		from:        "now-7d",
+		worst:       expr(`query_result(topk(%d, max by (%s) (%s)))`, shown, perGroup, rows),
 		rows: []row{
 			{"Forecast", []panel{
 				{
 					title: "Markers", description: "Rows of the selected groups. Good: steady once the table is as old as its retention.",
-					noData: "Counts are withheld until the ledger is complete: see the last row", unit: "short",
+					noData: noCount, unit: "short",
 					base: unknown, width: 6, height: 4,
-					queries: []query{{expr: expr(`sum(%s)`, rows), legend: "rows"}}, draw: number,
+					queries: []query{{expr: expr(`sum(%s)`, rows), legend: "rows"}}, draw: numbers(),
 				},
 				{
 					title: "Share of the row limit in " + days + " days",
-					description: "At the pace of the last day, of the group nearest to its limit. Good: below 100 %. " +
-						"Otherwise prune more, or raise the limit with a plan for disk and vacuum. Too low during the table's first day.",
-					noData: "No row limit is configured, so there is nothing to exceed", unit: "percentunit",
+					description: "At the pace of the last day, of the group nearest to its limit. Good: below 100 %. Shown up to 200 %. " +
+						"Otherwise prune more, or raise the limit with a plan for disk and vacuum.",
+					noData: "Not known: no row limit is configured, or there are no counts of a day before", unit: "percentunit",
 					runbooks: []string{"ProcessedEventsRowCountWillExceedLimit"},
-					steps:    []step{{0.8, watch}, {1, violated}}, width: 6, height: 4,
-					queries: []query{{expr: expr(`max((%s) / %s)`, forecast, limit), legend: "share"}}, draw: number,
+					steps:    []step{{0.8, warning}, {1, violated}}, width: 6, height: 4,
+					queries: []query{{expr: expr(`clamp_max(max((%s) / %s), 2)`, forecast, limit), legend: "share"}}, draw: numbers(),
 				},
 				{
 					title: "Dead rows", description: "Share of rows that vacuum has yet to remove. Good: below 20 %, as autovacuum starts there. Otherwise see the row on vacuum.",
 					noData: noTable, unit: "percentunit",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
-					steps:    []step{{0.2, watch}, {0.5, violated}}, width: 6, height: 4,
-					queries: []query{{expr: expr(`max(%s / (%s + %s > 0))`, dead, dead, live), legend: "share"}}, draw: number,
+					steps:    []step{{0.2, warning}, {0.5, violated}}, width: 6, height: 4,
+					queries: []query{{expr: expr(`max(%s / (%s + %s > 0))`, dead, dead, live), legend: "share"}}, draw: numbers(),
 				},
 				{
 					title: "Oldest snapshot held", description: "Age of the xmin horizon: vacuum removes nothing younger. Good: minutes. Hours: find the transaction, replication slot or prepared transaction that holds it.",
-					noData: noTable, unit: "s",
+					noData: noTable, unit: "dtdhms",
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
-					steps:    []step{{600, watch}, {3600, violated}}, width: 6, height: 4,
-					queries: []query{{expr: expr(`max(%s)`, sel("processed_events_xmin_horizon_age_seconds")), legend: "age"}}, draw: number,
+					steps:    []step{{600, warning}, {3600, violated}}, width: 6, height: 4,
+					queries: []query{{expr: expr(`max(%s)`, sel("processed_events_xmin_horizon_age_seconds")), legend: "age"}}, draw: numbers(),
 				},
 				{
 					title: "Rows, and in " + days + " days",
-					description: "The count, what it comes to in " + days + " days at the pace of the last day, and the limit. Good: forecast and count meet, both below the limit. " +
+					description: "Of the ten largest groups: the count, what it comes to in " + days + " days at the pace of the last day, and the limit. Good: forecast and count meet, both below the limit. " +
 						"Forecast above count past full retention: pruning does not keep up.",
-					noData: "Counts are withheld until the ledger is complete: see the last row", unit: "short",
+					noData: noCount, unit: "short",
 					runbooks: []string{"ProcessedEventsRowCountWillExceedLimit", "ProcessedEventsGrowthOutpacesPruning"},
 					width:    12, height: 8,
 					queries: []query{
-						{expr: rows, legend: "{{consumer_group}}"},
-						{expr: forecast, legend: "{{consumer_group}} in " + days + " days"},
-						{expr: limit, legend: "{{consumer_group}} limit"},
+						{expr: ofWorst(rows), legend: "{{consumer_group}}"},
+						{expr: ofWorst(forecast), legend: "{{consumer_group}} in " + days + " days"},
+						{expr: ofWorst(limit), legend: "{{consumer_group}} limit"},
 					},
 					draw: lines(),
 				},
 				{
-					title:       "Inserted less pruned, over a day",
-					description: "How many rows a group gained in the last day. Good: around 0 once the table is as old as its retention, whatever the pruner's schedule.",
-					noData:      noLedger, unit: "short",
+					title:       "Growth over " + t.PruneCycle.String(),
+					description: "How many rows a group gained or lost in the last " + t.PruneCycle.String() + ". Good: around 0 once the table is as old as its retention, whatever the pruner's schedule.",
+					noData:      noDay, unit: "short",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    12, height: 8,
-					queries: []query{{expr: expr(`%s - %s`, daily("processed_events_inserted_total"), daily("processed_events_pruned_total")), legend: "{{consumer_group}}"}},
-					draw:    lines(),
+					queries: []query{{expr: ofWorst(grown), legend: "{{consumer_group}}"}},
+					draw:    lines(wholeNumbers),
 				},
 			}},
 			{"Space", []panel{
@@ -117,7 +119,7 @@ func holding(t alerts.Thresholds) page {
 					title: "Index bloat", description: "Bytes per row of each index against its own lowest value since the exporter started. Good: below 2. Above, and with slow handling: REINDEX CONCURRENTLY, after locks and checkpoints were ruled out.",
 					noData: noTable, unit: "none",
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
-					steps:    []step{{2, watch}}, width: 8, height: 7,
+					steps:    []step{{2, warning}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s, index) (%s)`, perTable, sel("processed_events_index_bloat_ratio")), legend: "{{database}} {{index}}"}},
 					draw:    lines(),
 				},
@@ -132,25 +134,25 @@ func holding(t alerts.Thresholds) page {
 				},
 				{
 					title: "Time since the last vacuum", description: "Good: less than a day on a table that is pruned. Otherwise lower autovacuum_vacuum_scale_factor for this table: the default waits for 20 % of it.",
-					noData: "The table has never been vacuumed, or its health is not exported", unit: "s",
+					noData: "Not known: the table's health is not exported, or it has never been vacuumed", unit: "dtdhms",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`time() - max by (%s) (%s > 0)`, perTable, sel("processed_events_last_vacuum_timestamp_seconds")), legend: "{{database}}"}},
-					draw:    lines(longTime),
+					draw:    lines(),
 				},
 				{
-					title: "What holds vacuum back", description: "For how long each kind of holder has kept vacuum from removing rows: a session's open transaction, a prepared transaction, a replication slot. Good: minutes. A line that rises by 1 s/s is one forgotten holder: end it, or dead rows stay.",
-					noData: noTable, unit: "s",
+					title: "What holds vacuum back", description: "For how long each kind of holder has kept vacuum from removing rows: a session's open transaction, a prepared transaction, a replication slot. Good: minutes. A line that rises steadily is one forgotten holder: end it, or dead rows stay.",
+					noData: noTable, unit: "dtdhms",
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
-					steps:    []step{{600, watch}, {3600, violated}}, width: 8, height: 7,
+					steps:    []step{{600, warning}, {3600, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s, holder) (%s)`, perTable, sel("processed_events_xmin_horizon_age_seconds")), legend: "{{database}} {{holder}}"}},
-					draw:    lines(longTime),
+					draw:    lines(),
 				},
 			}},
 			{"Pruner", []panel{
 				{
 					title: "Markers pruned per second", description: "Good: over a day as many as are inserted. A pruner that stops is not urgent; one that deletes everything is.",
-					noData: noPruner, unit: "wps",
+					noData: noPruner, unit: "rowsps",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`sum by (cluster, instance) (rate(%s[$__rate_interval]))`, sel("marker_prune_deleted_total")), legend: "{{instance}}"}},
@@ -166,11 +168,11 @@ func holding(t alerts.Thresholds) page {
 				},
 				{
 					title: "Time since the pruner finished", description: "Good: below twice its interval. Otherwise look whether it runs at all, and whether another one holds its advisory lock.",
-					noData: noPruner, unit: "s",
+					noData: noPruner, unit: "dtdhms",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`time() - max by (cluster, instance) (%s > 0)`, sel("marker_prune_last_success_timestamp_seconds")), legend: "{{instance}}"}},
-					draw:    lines(longTime),
+					draw:    lines(),
 				},
 			}},
 			{"Can the counts be believed?", []panel{
@@ -195,11 +197,11 @@ func holding(t alerts.Thresholds) page {
 				},
 				{
 					title: "Since when every bucket has been verified", description: "Good: hours at most. Growing without end: the scrub's budget is too small for this table.",
-					noData: noLedger, unit: "s",
+					noData: noLedger, unit: "dtdhms",
 					runbooks: []string{"ProcessedEventsExporterPollStale"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perTable, sel("oncewatch_ledger_scrub_age_seconds")), legend: "{{database}}"}},
-					draw:    lines(longTime),
+					draw:    lines(),
 				},
 			}},
 		},

@@ -2,8 +2,10 @@ package dashboards
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,175 +13,214 @@ import (
 	"oncewatch/deploy/testenv"
 )
 
-// The verdicts against Prometheus' own engine, on series laid out over time:
-// promtool evaluates, so no clock has to pass.
-func TestVerdicts(t *testing.T) {
+// world is what programs export of one group on one topic: a history, in
+// promtool's notation with a sample a minute, for each series.
+type world map[string]string
+
+const day = 86400
+
+// healthy is a group that everything is known of, and nothing is wrong with.
+func healthy() world {
+	w := world{}
+	exporter := func(metric, labels, values string) { w.set("e:1", metric, labels, values) }
+	consumer := func(metric, labels, values string) { w.set("c:1", metric, labels, values) }
+	const marker = `database="d",consumer_group="g",topic="t"`
+	for _, p := range []string{"0", "1"} {
+		at := `consumer_group="g",topic="t",partition="` + p + `"`
+		exporter("processed_events_unprotected_records", `database="d",`+at, "0x400")
+		exporter("processed_events_unverified_records", `database="d",`+at, "0x400")
+		exporter("consumer_lag", at, "5x400")
+		exporter("consumer_lag_seconds", at, "2x400")
+		exporter("consumer_records_expired", at, "0x400")
+		exporter("consumer_committed_offset", at, "0+300x400")
+		consumer("consumer_offset_commit_lag_seconds", at, "0.1x400")
+		consumer("events_lost_total", at, "0x400")
+	}
+	exporter("processed_events_row_count", marker, "1000x400")
+	exporter("processed_events_observed_retention_seconds", marker, num(8*day)+"x400")
+	exporter("processed_events_configured_retention_seconds", `database="d",consumer_group="g"`, num(8*day)+"x400")
+	exporter("processed_events_divergent_rows", `database="d",consumer_group="g",kind="different_transaction"`, "0x400")
+	exporter("kafka_topic_retention_seconds", `topic="t"`, num(7*day)+"x400")
+	exporter("consumer_group_topic_info", `consumer_group="g",topic="t"`, "1x400")
+	exporter("consumer_group_topic_subscribed", `consumer_group="g",topic="t"`, "1x400")
+	exporter("consumer_group_members", `consumer_group="g"`, "2x400")
+	for _, c := range []string{"markers", "groups"} {
+		exporter("oncewatch_collector_success", `collector="`+c+`"`, "1x400")
+		exporter("oncewatch_collector_interval_seconds", `collector="`+c+`"`, "15x400")
+		exporter("oncewatch_collector_last_success_timestamp_seconds", `collector="`+c+`"`, "0+60x400")
+	}
+	exporter("oncewatch_build_info", `version="1"`, "1x400")
+	consumer("events_handled_total", `consumer_group="g",topic="t",outcome="processed"`, "0+600x400")
+	consumer("consumer_start_time_seconds", `consumer_group="g"`, "0x400")
+	return w
+}
+
+func (w world) set(instance, metric, labels, values string) {
+	w[fmt.Sprintf(`%s{%s,job="j",instance=%q}`, metric, labels, instance)] = values
+}
+
+// with changes every series of a metric; "" takes it away.
+func (w world) with(metric, values string) world {
+	changed := world{}
+	for series, v := range w {
+		if name, _, _ := strings.Cut(series, "{"); name == metric {
+			v = values
+		}
+		if v != "" {
+			changed[series] = v
+		}
+	}
+	return changed
+}
+
+// only keeps the metrics whose names begin with one of these.
+func (w world) only(prefixes ...string) world {
+	kept := maps.Clone(w)
+	maps.DeleteFunc(kept, func(series, _ string) bool {
+		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(series, p) })
+	})
+	return kept
+}
+
+func (w world) and(series, values string) world {
+	more := maps.Clone(w)
+	more[series] = values
+	return more
+}
+
+func firing(alert, severity, labels string) string {
+	return fmt.Sprintf(`ALERTS{alertname=%q,alertstate="firing",severity=%q%s}`, alert, severity, labels)
+}
+
+const (
+	h = isHolding
+	u = isUnknown
+	w = isWarning
+	v = isViolated
+	o = -1 // no row for the group
+)
+
+// The answers against Prometheus' own engine, on histories: promtool evaluates,
+// so that no clock has to pass. Whatever is taken away of a healthy group makes
+// an answer unknown, and never leaves it good.
+func TestAnswers(t *testing.T) {
 	t.Parallel()
-	th := alerts.Defaults()
-	const (
-		day   = 86400
-		none  = -1 // no verdict at all
-		group = `consumer_group="g"`
-	)
-	// series writes one series of a program, as scraped from one instance.
-	series := func(instance, metric, labels, values string) [2]string {
-		if labels != "" {
-			labels += ","
-		}
-		return [2]string{fmt.Sprintf(`%s{%sjob="j",instance=%q}`, metric, labels, instance), values}
-	}
-	exporter := func(metric, labels, values string) [2]string { return series("e:1", metric, labels, values) }
-	consumer := func(metric, labels, values string) [2]string { return series("c:1", metric, labels, values) }
-	flat := func(v float64) string { return fmt.Sprintf("%s+0x400", num(v)) }
-	perMinute := func(v float64) string { return fmt.Sprintf("0+%sx400", num(v)) }
-	oneTable := `database="d",` + group
-	withTopic := oneTable + `,topic="t"`
-
-	handled := func(processed, duplicate float64) [][2]string {
-		return [][2]string{
-			consumer("events_handled_total", group+`,topic="t",outcome="processed"`, perMinute(processed)),
-			consumer("events_handled_total", group+`,topic="t",outcome="duplicate"`, perMinute(duplicate)),
-		}
-	}
-	origin := func(same, other float64) [][2]string {
-		return [][2]string{
-			consumer("events_duplicate_origin_total", group+`,topic="t",origin="same_offset"`, perMinute(same)),
-			consumer("events_duplicate_origin_total", group+`,topic="t",origin="other_offset"`, perMinute(other)),
-		}
-	}
-	retention := func(topic, configured, oldest string) [][2]string {
-		all := [][2]string{
-			exporter("consumer_group_topic_info", group+`,topic="t"`, flat(1)),
-			exporter("kafka_topic_retention_seconds", `topic="t"`, topic),
-			exporter("processed_events_oldest_age_seconds", withTopic, oldest),
-		}
-		if configured != "" {
-			all = append(all, exporter("processed_events_configured_retention_seconds", oneTable, configured))
-		}
-		return all
-	}
-	latency := func(all, fast float64) [][2]string {
-		return [][2]string{
-			consumer("event_handle_duration_seconds_bucket", group+`,topic="t",le="0.2"`, perMinute(fast)),
-			consumer("event_handle_duration_seconds_count", group+`,topic="t"`, perMinute(all)),
-		}
-	}
-	markers := func(inserted, pruned, oldest, configured float64) [][2]string {
-		return [][2]string{
-			exporter("processed_events_row_count", withTopic, flat(1000)),
-			exporter("processed_events_inserted_total", withTopic, perMinute(inserted)),
-			exporter("processed_events_pruned_total", withTopic, perMinute(pruned)),
-			exporter("processed_events_oldest_age_seconds", withTopic, flat(oldest)),
-			exporter("processed_events_configured_retention_seconds", oneTable, flat(configured)),
-		}
-	}
-	rowLimit := func(rows float64) [][2]string {
-		return [][2]string{exporter("processed_events_row_limit", oneTable, flat(rows))}
-	}
-	join := func(parts ...[][2]string) (all [][2]string) {
-		for _, p := range parts {
-			all = append(all, p...)
-		}
-		return all
-	}
-	one := func(s ...[2]string) [][2]string { return s }
-
-	verdicts := map[string]string{
-		"duplicates": duplicateVerdict(th), "growth": growthVerdict(th), "retention": retentionVerdict(th),
-		"latency": latencyVerdict(th), "commit": commitVerdict(th), "trace": traceVerdict(),
-	}
+	good := healthy()
+	const group, part = `,consumer_group="g"`, `consumer_group="g",topic="t",partition="0"`
+	e := `,job="j",instance="e:1"`
+	c := `,job="j",instance="c:1"`
 	cases := []struct {
-		item, name string
-		series     [][2]string
-		want       float64
+		name  string
+		world world
+		want  [4]int // applied once, keeps up, replayable, watched
 	}{
-		{"duplicates", "a normal share", join(handled(1000, 1), origin(1, 0)), 0},
-		{"duplicates", "a share above the band, all redelivered", join(handled(1000, 20), origin(20, 0)), 1},
-		{"duplicates", "the share comes from ids used again", join(handled(1000, 20), origin(0, 20)), 2},
-		{"duplicates", "hardly any among millions", join(handled(5000, 0.01), origin(0.01, 0)), 1},
-		{"duplicates", "a producer's rare retries are no reuse", join(handled(1000, 2), origin(1, 1)), 0},
-		{"duplicates", "too few events to say", join(handled(3, 1), origin(1, 0)), 0},
-		{"duplicates", "an idle group", join(handled(0, 0), origin(0, 0)), 0},
-		{"duplicates", "no consumer scraped", one(exporter("consumer_lag", group, flat(0))), none},
+		{"everything is known and good", good, [4]int{h, h, h, h}},
+		{"nothing is scraped", world{}, [4]int{o, o, o, o}},
 
-		{"growth", "a young table prunes nothing", markers(1000, 0, day, 8*day), 0},
-		{"growth", "pruning keeps up", markers(1000, 1000, 8*day, 8*day), 0},
-		{"growth", "a daily pruner leaves a day more", markers(1000, 0, 8.9*day, 8*day), 0},
-		{"growth", "the rate rose: more is inserted than pruned", markers(1000, 100, 8*day, 8*day), 0},
-		{"growth", "the pruner is gone", markers(1000, 0, 10*day, 8*day), 1},
-		{"growth", "two replicas of the exporter", join(markers(1000, 1000, 8*day, 8*day), rowLimit(1500), one(
-			series("e:2", "processed_events_row_count", withTopic, flat(1000)),
-			series("e:2", "processed_events_inserted_total", withTopic, perMinute(1000)))), 0},
-		{"growth", "within the limit", join(markers(1000, 0, day, 8*day), rowLimit(2000)), 0},
-		{"growth", "beyond the limit", join(markers(1000, 0, day, 8*day), rowLimit(999)), 2},
-		{"growth", "handled, and no marker written", join(markers(0, 0, day, 8*day), handled(1000, 0)), 2},
-		{"growth", "an idle group", join(markers(0, 0, day, 8*day), handled(0, 0)), 0},
-		{"growth", "neither retention nor limit configured", join(handled(1000, 0), one(
-			exporter("processed_events_row_count", withTopic, flat(1000)),
-			exporter("processed_events_inserted_total", withTopic, perMinute(1000)),
-			exporter("processed_events_oldest_age_seconds", withTopic, flat(30*day)))), none},
+		{"no effect table is compared", good.with("processed_events_divergent_rows", ""), [4]int{u, h, h, h}},
+		{"the markers cannot be counted", good.with("processed_events_row_count", ""), [4]int{u, h, h, u}},
+		{"commits are not read", good.only("processed_events_row_count", "processed_events_div", "oncewatch", "kafka", "events_handled"), [4]int{u, u, u, u}},
+		{"the log's start is not read", good.with("consumer_records_expired", ""), [4]int{u, h, h, h}},
+		{"the exporter has gone, its consumer has not", good.only("events_", "consumer_start", "consumer_offset"), [4]int{u, u, u, v}},
+		{"lag is not read", good.with("consumer_lag", ""), [4]int{h, u, h, h}},
+		{"the topic's retention is not read", good.with("kafka_topic_retention_seconds", ""), [4]int{h, u, h, h}},
+		{"neither commits' progress nor handled events", good.with("consumer_committed_offset", "").with("events_handled_total", ""), [4]int{h, u, h, h}},
+		{"what waits has no age", good.with("consumer_lag_seconds", ""), [4]int{h, u, h, h}},
+		{"nothing waits, whatever else is not known", good.with("consumer_lag", "0x400").with("consumer_lag_seconds", "").with("events_handled_total", "").with("consumer_committed_offset", ""), [4]int{h, h, h, h}},
+		{"unprotected records are not told", good.with("processed_events_unprotected_records", ""), [4]int{h, h, u, h}},
+		{"unverified records are not told", good.with("processed_events_unverified_records", ""), [4]int{h, h, u, h}},
+		{"unverified records there are", good.with("processed_events_unverified_records", "7x400"), [4]int{h, h, u, h}},
+		{"one of its partitions is not compared", good.and(`consumer_committed_offset{consumer_group="g",topic="t",partition="2"`+e+`}`, "0+300x400"), [4]int{h, h, u, h}},
+		{"the collectors' success is not told", good.with("oncewatch_collector_last_success_timestamp_seconds", ""), [4]int{h, h, h, u}},
+		{"seen five hours ago for the last time", world{`processed_events_row_count{database="d",consumer_group="g",topic="t",job="j",instance="e:1"}`: "1000x15"}, [4]int{u, u, u, v}},
 
-		{"retention", "a young table under a sound pruner", retention(flat(7*day), flat(8*day), "0+60x400"), 0},
-		{"retention", "a margin too small, on day 0", retention(flat(7*day), flat(7.5*day), "0+60x400"), 2},
-		{"retention", "really pruned with hardly a margin", join(retention(flat(7*day), "", flat(7.5*day)),
-			one(exporter("processed_events_observed_retention_seconds", withTopic, flat(7.5*day)))), 1},
-		{"retention", "kept shorter than the topic, on day 0", retention(flat(7*day), flat(3*day), "0+60x400"), 2},
-		{"retention", "really pruned at three days", join(retention(flat(7*day), flat(8*day), flat(3*day)),
-			one(exporter("processed_events_observed_retention_seconds", withTopic, flat(3*day)))), 2},
-		{"retention", "an old straggler does not hide it", join(retention(flat(7*day), flat(8*day), flat(30*day)),
-			one(exporter("processed_events_observed_retention_seconds", withTopic, flat(3*day)))), 2},
-		{"retention", "a table without a topic column", join(one(
-			exporter("consumer_group_topic_info", group+`,topic="t"`, flat(1)),
-			exporter("kafka_topic_retention_seconds", `topic="t"`, flat(7*day)),
-			exporter("processed_events_oldest_age_seconds", oneTable, flat(3*day)),
-			exporter("processed_events_observed_retention_seconds", oneTable, flat(3*day)))), 2},
-		{"retention", "a record that a reset would apply twice", join(retention(flat(7*day), flat(8*day), flat(8*day)), one(
-			exporter("processed_events_unprotected_records", group+`,database="d",topic="t",partition="0"`, flat(1)))), 2},
-		{"retention", "none of them", join(retention(flat(7*day), flat(8*day), flat(8*day)), one(
-			exporter("processed_events_unprotected_records", group+`,database="d",topic="t",partition="0"`, flat(0)))), 0},
-		{"retention", "a topic kept for ever under any pruner", retention("+Inf+0x400", flat(8*day), "0+60x400"), 2},
-		{"retention", "young or pruned: not known", retention(flat(7*day), "", flat(3*day)), none},
-		{"retention", "old enough, whoever prunes", retention(flat(7*day), "", flat(8*day)), 0},
-		{"retention", "no topic retention known", one(exporter("processed_events_oldest_age_seconds", withTopic, flat(3*day))), none},
+		{"marker and effect diverge", good.with("processed_events_divergent_rows", "1x400"), [4]int{v, h, h, h}},
+		{"a gap in the producer's sequence", good.with("events_lost_total", "0x340 1x60"), [4]int{v, h, h, h}},
+		{"a gap counted by a consumer that has just come", good.with("events_lost_total", "_x340 1x60"), [4]int{v, h, h, h}},
+		{"a gap of hours ago", good.with("events_lost_total", "1x400"), [4]int{h, h, h, h}},
+		{"records expired unread", good.with("consumer_records_expired", "3x400"), [4]int{v, h, h, h}},
+		{"these may all have been a transaction's", good.with("consumer_records_expired", "3x400").
+			and(`consumer_records_expired_unverified{`+part+e+`}`, "3x400").and(`consumer_records_expired_unverified{`+strings.Replace(part, `"0"`, `"1"`, 1)+e+`}`, "3x400"), [4]int{w, h, h, h}},
+		{"the group has left the topic", good.with("consumer_records_expired", "3x400").with("consumer_group_topic_subscribed", "0x400").
+			with("consumer_lag", "5000x400").with("consumer_committed_offset", "7x400").with("events_handled_total", "7x400"), [4]int{h, h, h, h}},
+		{"a dead letter", good.and(`events_dead_lettered_total{consumer_group="g",topic="t",reason="data"`+c+`}`, "0x340 1x60"), [4]int{w, h, h, h}},
 
-		{"latency", "all fast", latency(1000, 1000), 0},
-		{"latency", "two in a hundred slow", latency(1000, 980), 1},
-		{"latency", "a fifth slow for hours", latency(1000, 800), 2},
-		{"latency", "an idle group", latency(0, 0), 0},
+		{"it stands still for ten minutes", good.with("consumer_committed_offset", "0+300x345 103500x60").with("events_handled_total", "0+600x345 207000x60"), [4]int{h, v, h, h}},
+		{"no member is left", good.with("consumer_committed_offset", "7x400").with("events_handled_total", "7x400").with("consumer_group_members", "0x400"), [4]int{h, w, h, h}},
+		{"it only counts, and commits nothing", good.with("consumer_committed_offset", "7x400"), [4]int{h, h, h, h}},
+		{"a crash loop under one name", good.with("consumer_start_time_seconds", "0x340 20400+60x60"), [4]int{h, v, h, h}},
+		{"a crash loop under ever new names", func() world {
+			many := good
+			for i := range 6 {
+				many = many.and(fmt.Sprintf(`consumer_start_time_seconds{consumer_group="g",job="j",instance="c:%d"}`, 10+i), fmt.Sprintf("_x%d %dx1 _x60", 342+3*i, 60*(342+3*i)))
+			}
+			return many
+		}(), [4]int{h, v, h, h}},
+		{"a start", good.with("consumer_start_time_seconds", "0x350 21000x60"), [4]int{h, h, h, h}},
+		{"what waits has used two thirds of the retention", good.with("consumer_lag_seconds", num(4.7*day)+"x400"), [4]int{h, w, h, h}},
+		{"what waits is about to be deleted", good.with("consumer_lag_seconds", num(6.9*day)+"x400"), [4]int{h, v, h, h}},
+		{"the offset commit is a minute behind", good.with("consumer_offset_commit_lag_seconds", "60x400"), [4]int{h, v, h, h}},
+		{"much waits for more than an hour", good.with("consumer_lag", "5000x400").with("consumer_lag_seconds", "4000x400"), [4]int{h, w, h, h}},
 
-		{"commit", "at once", one(consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, flat(0.1))), 0},
-		{"commit", "seconds behind, as ever", one(consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, flat(5))), 0},
-		{"commit", "falling behind on one partition", one(
-			consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, flat(0.1)),
-			consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="1"`, "0.1+0x355 5+0x40")), 1},
-		{"commit", "twice of next to nothing", one(consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, "0.01+0x355 0.5+0x40")), 0},
-		{"commit", "a minute behind", one(consumer("consumer_offset_commit_lag_seconds", group+`,topic="t",partition="0"`, flat(60))), 2},
+		{"a record has lost its marker", good.with("processed_events_unprotected_records", "1x400"), [4]int{h, h, v, h}},
+		{"markers are pruned at three days", good.with("processed_events_observed_retention_seconds", num(3*day)+"x400"), [4]int{h, h, v, h}},
+		{"markers are pruned with hardly a margin", good.with("processed_events_observed_retention_seconds", num(7.5*day)+"x400"), [4]int{h, h, w, h}},
+		{"the pruner is configured too short, on day 0", good.with("processed_events_configured_retention_seconds", num(7.5*day)+"x400"), [4]int{h, h, v, h}},
+		{"a topic kept for ever under any pruner", good.with("kafka_topic_retention_seconds", "+Inf+0x400"), [4]int{h, h, v, h}},
 
-		{"trace", "every duplicate traced", join(handled(1000, 5), origin(4, 1)), 0},
-		{"trace", "duplicates without an origin", join(handled(1000, 5), origin(1, 0)), 1},
-		{"trace", "no origin exported, no duplicate seen", handled(1000, 0), 0},
-		{"trace", "no origin exported", handled(1000, 5), 1},
+		{"a collector hangs", good.with("oncewatch_collector_last_success_timestamp_seconds", "0+60x350 21000x50"), [4]int{h, h, h, v}},
+		{"a collector never succeeded", good.with("oncewatch_collector_last_success_timestamp_seconds", "0x400"), [4]int{h, h, h, v}},
+		{"a poll failed", good.with("oncewatch_collector_success", "0x400"), [4]int{h, h, h, w}},
+		{"the counts may be off", good.and(`oncewatch_ledger_inexact{database="d",reason="role"`+e+`}`, "1x400"), [4]int{h, h, h, w}},
+		{"of another store", good.and(`oncewatch_ledger_inexact{database="other",reason="role"`+e+`}`, "1x400"), [4]int{h, h, h, h}},
+
+		{"an alert says more than the series", good.and(firing("ProducerEventIdReuse", "critical", group), "1x400"), [4]int{v, h, h, h}},
+		{"a stall", good.and(firing("ConsumerStalled", "critical", group), "1x400"), [4]int{h, v, h, h}},
+		{"an exposure that is remembered", good.and(firing("ProcessedEventsReplayExposed", "critical", group), "1x400"), [4]int{h, h, v, h}},
+		{"a ticket", good.and(firing("ConsumerOffsetsMissing", "warning", group), "1x400"), [4]int{h, h, w, h}},
+		{"the exporter's own", good.and(firing("ProcessedEventsExporterPollFailing", "warning", ""), "1x400"), [4]int{h, h, h, w}},
+		{"nobody watches", good.and(firing("ProcessedEventsExporterDown", "critical", ""), "1x400"), [4]int{h, h, h, v}},
+		{"somebody else's alert", good.and(firing("NodeDown", "critical", group), "1x400"), [4]int{h, h, h, h}},
+		{"pending is not firing", good.and(strings.Replace(firing("ConsumerStalled", "critical", group), "firing", "pending", 1), "1x400"), [4]int{h, h, h, h}},
+		{"an alert of a group that nothing else knows", world{firing("ProcessedEventsReplayExposed", "critical", group): "1x400"}, [4]int{u, u, v, v}},
 	}
-
+	th := alerts.Defaults()
 	var file strings.Builder
 	file.WriteString("evaluation_interval: 1m\ntests:\n")
 	for _, c := range cases {
-		fmt.Fprintf(&file, "- name: %q\n  interval: 1m\n  input_series:\n", c.item+": "+c.name)
-		for _, s := range c.series {
-			fmt.Fprintf(&file, "  - {series: '%s', values: '%s'}\n", s[0], s[1])
+		fmt.Fprintf(&file, "- name: %q\n  interval: 1m\n  input_series:\n", c.name)
+		if len(c.world) == 0 {
+			file.WriteString("  - {series: 'other', values: '1x400'}\n")
 		}
-		fmt.Fprintf(&file, "  promql_expr_test:\n  - eval_time: 6h\n    expr: %q\n    exp_samples:", filled(verdicts[c.item], "4m", "6h"))
-		if c.want == none {
-			file.WriteString(" []\n")
-			continue
+		for _, s := range slices.Sorted(maps.Keys(c.world)) {
+			fmt.Fprintf(&file, "  - {series: '%s', values: '%s'}\n", s, c.world[s])
 		}
-		fmt.Fprintf(&file, " [{labels: '{%s}', value: %s}]\n", group, num(c.want))
+		file.WriteString("  promql_expr_test:\n")
+		sum := 0.0
+		for i, q := range append(questions(th), question{name: "trouble"}) {
+			query, want := trouble(th), sum
+			if i < len(c.want) {
+				query, want = q.verdict(), float64(c.want[i])
+				sum += weight(max(c.want[i], 0))
+			}
+			fmt.Fprintf(&file, "  - eval_time: 6h\n    expr: %q\n    exp_samples:", "# "+c.name+": "+q.name+"\n"+filled(query, "4m", "6h"))
+			if c.want[0] == o {
+				file.WriteString(" []\n")
+				continue
+			}
+			fmt.Fprintf(&file, " [{labels: '{consumer_group=\"g\"}', value: %s}]\n", num(want))
+		}
 	}
-	path := filepath.Join(t.TempDir(), "verdicts.yml")
+	path := filepath.Join(t.TempDir(), "answers.yml")
 	if err := os.WriteFile(path, []byte(file.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := testenv.Tool(t, "promtool", "test", "rules", path).CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
+		for _, line := range strings.Split(string(out), "\n") {
+			if len(line) > 160 {
+				line = line[:160] + "…"
+			}
+			t.Error(line)
+		}
 	}
 }
