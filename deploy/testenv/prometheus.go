@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -17,7 +19,8 @@ type PrometheusServer struct {
 }
 
 // Prometheus starts one with the files, of which prometheus.yml is its
-// configuration, and waits until it is ready.
+// configuration, and waits until it is ready. Its data are in the folder data,
+// unless a flag says where they are already.
 func Prometheus(t testing.TB, files map[string]string, flags ...string) PrometheusServer {
 	t.Helper()
 	s := PrometheusServer{Dir: t.TempDir()}
@@ -31,8 +34,11 @@ func Prometheus(t testing.TB, files map[string]string, flags ...string) Promethe
 		}
 	}
 	address := FreeAddress(t)
-	cmd := Tool(t, "prometheus", append([]string{
-		"--config.file=" + filepath.Join(s.Dir, "prometheus.yml"), "--storage.tsdb.path=" + filepath.Join(s.Dir, "data"),
+	const path = "--storage.tsdb.path="
+	if !slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, path) }) {
+		flags = append(slices.Clone(flags), path+filepath.Join(s.Dir, "data"))
+	}
+	cmd := Tool(t, "prometheus", append([]string{"--config.file=" + filepath.Join(s.Dir, "prometheus.yml"),
 		"--web.listen-address=" + address, "--log.level=warn"}, flags...)...)
 	endWithParent(cmd)
 	var log bytes.Buffer
