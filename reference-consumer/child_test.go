@@ -40,6 +40,10 @@ func TestMain(m *testing.M) {
 	os.Exit(testenv.Main(m))
 }
 
+// heedsSignals is a child's first line. Until then SIGTERM ends it as it ends
+// any process that has not begun.
+const heedsSignals = "child: heeds signals"
+
 // spec of a child process.
 type spec struct {
 	DSN       string
@@ -69,13 +73,14 @@ type spec struct {
 
 // child consumes as the program does, until SIGTERM or the point of its spec.
 func child(text string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	fmt.Fprintln(os.Stderr, heedsSignals)
 	var sp spec
 	if err := json.Unmarshal([]byte(text), &sp); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
 	var passed atomic.Int64
 	hit := func(name string) {
 		if name == sp.Point && passed.Add(1) == int64(max(sp.Nth, 1)) {
@@ -280,6 +285,10 @@ func (p *process) killed(limit time.Duration) {
 // stop ends the child as an orchestrator does; it must exit 0 in time.
 func (p *process) stop() {
 	p.t.Helper()
+	testenv.Eventually(p.t, "the child's first line", func() bool {
+		text, err := os.ReadFile(p.log)
+		return p.wait(0) || err == nil && bytes.Contains(text, []byte(heedsSignals))
+	})
 	p.signal(syscall.SIGTERM)
 	if !p.wait(20 * time.Second) {
 		p.t.Error("the child did not stop within 20 s of SIGTERM")
