@@ -20,7 +20,7 @@ func (in *Inbox) attempt(ctx context.Context, pool *pgxpool.Pool, b Batch, p *pl
 	if err != nil {
 		return Result{}, fmt.Errorf("%w: %w", errConnection, err)
 	}
-	s := newSession(c.Conn(), b.Events)
+	s := newSession(c.Conn(), b.Events, in.unfolded, p.oneByOne)
 	defer func() {
 		if s.left.Load() {
 			// The handler that was left behind still holds the connection. It

@@ -151,6 +151,7 @@ func (in *Inbox) handlers(ctx context.Context, s *session, b Batch, p *plan, han
 		if s.left.Load() {
 			return ErrTxClosed // nobody listens
 		}
+		s.ran[i] = tx.ran
 		if err != nil && !tx.ran && !p.repeated[i] && Classify(err) == ClassData {
 			// Nothing of it has been sent: it alone is taken out.
 			s.pending = s.pending[:queued]
@@ -173,7 +174,7 @@ func (in *Inbox) handlers(ctx context.Context, s *session, b Batch, p *plan, han
 		return s.finish(ctx)
 	}
 	return s.finishCarefully(ctx, func(i int, err error) bool {
-		if p.repeated[i] {
+		if p.repeated[i] || s.ran[i] {
 			return false
 		}
 		in.careful.Store(carefulBatches)

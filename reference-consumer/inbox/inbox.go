@@ -60,6 +60,10 @@ type Config struct {
 	// Log; default none.
 	Log *slog.Logger
 
+	// NoFold sends every queued statement as it was queued. By default equal
+	// INSERTs of a batch are sent as one, where that leaves the same tables.
+	NoFold bool
+
 	// Failpoint is called at named boundaries; for crash tests only.
 	Failpoint func(name string)
 }
@@ -70,6 +74,8 @@ type Inbox struct {
 	// careful is how many more batches run with savepoints: the database
 	// refused an event lately, and where there is one there are more.
 	careful atomic.Int32
+	// unfolded statements; nil where none are folded.
+	unfolded *unfolded
 }
 
 // New checks the configuration.
@@ -99,7 +105,11 @@ func New(cfg Config) (*Inbox, error) {
 	if cfg.Failpoint == nil {
 		cfg.Failpoint = func(string) {}
 	}
-	return &Inbox{cfg: cfg}, nil
+	in := &Inbox{cfg: cfg}
+	if !cfg.NoFold {
+		in.unfolded = &unfolded{sql: map[string]bool{}}
+	}
+	return in, nil
 }
 
 func positive[T int | time.Duration](v *T, def T) {

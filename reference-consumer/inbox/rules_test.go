@@ -307,3 +307,22 @@ func TestPoisonWithoutRollback(t *testing.T) {
 	b.want("dead letters", 10+1+22+2+2, "SELECT count(*) FROM dead_letters")
 	b.audit()
 }
+
+// An event that the database refuses leaves nothing behind, also what its
+// handler ran before.
+func TestPoisonAfterAStatementThatRan(t *testing.T) {
+	b := setup(t)
+	in := newInbox(t, inbox.Config{Handler: func(ctx context.Context, tx *inbox.Tx, ev inbox.Event) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO effects (consumer_group, event_id, n) VALUES ('g', $1, 1)", ev.ID); err != nil {
+			return err
+		}
+		if strings.HasSuffix(ev.ID, "7") {
+			tx.Queue("INSERT INTO effects (consumer_group, event_id, n) VALUES ('g', $1, 5000)", ev.ID)
+		}
+		return nil
+	}})
+	for k := range 3 {
+		wantTally(t, b.apply(in, batch(int64(100*k), ids(fmt.Sprint(k), 20)...)), 18, 0, 2)
+	}
+	b.audit()
+}

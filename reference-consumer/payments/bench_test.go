@@ -142,12 +142,14 @@ func cpu() time.Duration {
 
 // design is a way to handle events.
 type design struct {
-	name  string
-	batch int // 0: the runbook's loop
-	set   bool
+	name   string
+	batch  int // 0: the runbook's loop
+	set    bool
+	noFold bool
 }
 
-var designs = []design{{"runbook", 0, false}, {"batch=1", 1, false}, {"batch=200", 200, false}, {"batch=500", 500, false}, {"batch=500,set-based", 500, true}}
+var designs = []design{{name: "runbook"}, {name: "batch=1", batch: 1}, {name: "batch=200,as queued", batch: 200, noFold: true}, {name: "batch=200", batch: 200},
+	{name: "batch=500", batch: 500}, {name: "batch=500,set-based", batch: 500, set: true}}
 
 // BenchmarkInbox compares the designs without a broker.
 func BenchmarkInbox(b *testing.B) {
@@ -230,7 +232,7 @@ func applyRunbook(ctx context.Context, pool *pgxpool.Pool, events []inbox.Event)
 }
 
 func applyInbox(ctx context.Context, pool *pgxpool.Pool, d design, partition int32, events []inbox.Event) ([]time.Duration, error) {
-	cfg := inbox.Config{Group: "g", Handler: payments.Handler("g", payments.NotifyNever)}
+	cfg := inbox.Config{Group: "g", NoFold: d.noFold, Handler: payments.Handler("g", payments.NotifyNever)}
 	if d.set {
 		cfg.BatchHandler = payments.SetHandler("g")
 	}
@@ -339,7 +341,7 @@ func consumeRunbook(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic st
 }
 
 func consume(b *testing.B, pool *pgxpool.Pool, client []kgo.Opt, topic string, d design, tracer *telemetry.Tracer, begin func()) {
-	ic := inbox.Config{Group: "g-" + topic, Handler: payments.Handler("g", payments.NotifyNever)}
+	ic := inbox.Config{Group: "g-" + topic, NoFold: d.noFold, Handler: payments.Handler("g", payments.NotifyNever)}
 	if d.set {
 		ic.BatchHandler = payments.SetHandler("g")
 	}
@@ -512,5 +514,52 @@ func BenchmarkPoison(b *testing.B) {
 			}
 			b.ReportMetric(median(ratios), "×clean")
 		})
+	}
+}
+
+// BenchmarkFold is what folding equal statements gains, in events a second
+// against the same statements as they were queued: medians over rounds whose
+// order turns, at 4 partitions, for few accounts, of which a batch has several
+// events each, and for many.
+func BenchmarkFold(b *testing.B) {
+	pool := benchServer(b)
+	const events, rounds = 40_000, 7
+	modes := []design{{name: "as queued", batch: 200, noFold: true}, {name: "folded", batch: 200}, {name: "set-based", batch: 200, set: true},
+		{name: "batch=1 as queued", batch: 1, noFold: true}, {name: "batch=1", batch: 1}}
+	for _, accounts := range []int{1000, 50} {
+		rates := map[string][]float64{}
+		for round := range rounds {
+			for i := range modes {
+				m := modes[(i+round)%len(modes)]
+				n := events
+				if m.batch == 1 {
+					n = events / 8
+				}
+				truncate(b, pool)
+				parts, _ := load{partitions: 4}.events(n)
+				for p, part := range parts {
+					for k := range part { // no account is in two partitions, as where the account is the record's key
+						part[k].Value = fmt.Appendf(nil, `{"account":"acct_%d_%d","amount":4500}`, p, k*7919%(accounts/4))
+					}
+				}
+				start := time.Now()
+				applyAll(b, pool, m, parts)
+				rates[m.name] = append(rates[m.name], float64(n)/time.Since(start).Seconds())
+			}
+		}
+		for _, m := range modes {
+			b.Run(fmt.Sprintf("accounts=%d/%s", accounts, m.name), func(b *testing.B) {
+				b.ReportMetric(median(slices.Clone(rates[m.name])), "events/s")
+				against := "as queued"
+				if m.batch == 1 {
+					against = "batch=1 as queued"
+				}
+				ratios := make([]float64, rounds)
+				for r := range ratios {
+					ratios[r] = rates[m.name][r] / rates[against][r]
+				}
+				b.ReportMetric(median(ratios), "×as-queued")
+			})
+		}
 	}
 }
