@@ -147,6 +147,24 @@ func TestTwoGroups(t *testing.T) {
 	}
 }
 
+// The server shows whose connections it has: the program, the group and the
+// instance, or what the connection string says.
+func TestApplicationName(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.produce(produce.Config{Count: 10})
+	named := func(name string) func() bool {
+		return func() bool {
+			return b.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = '"+name+"'") > 0
+		}
+	}
+	stop := b.run(func(c *payments.Config) { c.Group, c.Stream.InstanceID = "ledger-writer", "till-3" })
+	b.eventually("a connection named by group and instance", named("reference-consumer ledger-writer till-3"))
+	stop()
+	b.run(func(c *payments.Config) { c.Group, c.DSN = "audit-writer", b.dsn+"&application_name=mine" })
+	b.eventually("a connection named by the connection string", named("mine"))
+}
+
 // The identity of an entry is the event: every event of a payment is an entry.
 // The confirmation's is the business operation: one e-mail a payment, however
 // many events speak of it; with the event as identity there would be three.
