@@ -49,11 +49,11 @@ func TestTallyOfTheServer(t *testing.T) {
 	step := func(what string, change func(), came, went int64, want bool) {
 		t.Helper()
 		change()
-		tally.note(came, went)
+		tally.note(came, went, false)
 		if !tally.read([]leafStats{now}, false) {
 			t.Errorf("%s: a reset", what)
 		}
-		tally.before = tally.server.minus(tally.ledger)
+		tally.told = tally.server
 		if got := tally.excess(0); got != want {
 			t.Errorf("%s: %t, want %t (%+v)", what, got, want, tally)
 		}
@@ -65,16 +65,16 @@ func TestTallyOfTheServer(t *testing.T) {
 	step("inserts rolled back: dead at once", func() { now.inserted += 30 }, 0, 0, false)
 	step("a deletion that is not seen", func() { now.deleted += 5; now.live -= 5 }, 0, 0, true)
 	step("still not", func() {}, 0, 0, true)
-	tally.settle(5)
+	tally.settle(5, false)
 	step("found", func() {}, 0, 5, false)
 	step("as many in as out", func() { now.deleted += 7; now.inserted += 7 }, 0, 0, true)
-	tally.settle(14)
+	tally.settle(14, false)
 	step("found, too", func() {}, 7, 7, false)
 	step("updates", func() { now.updated += 3 }, 0, 0, true)
-	tally.settle(0) // a whole recount found nothing
+	tally.settle(0, false) // a whole recount found nothing
 	step("they changed nothing that counts", func() {}, 0, 0, false)
 	step("one more", func() { now.updated++ }, 0, 0, true)
-	tally.settle(2)
+	tally.settle(2, false)
 	step("which moved a row", func() {}, 1, 1, false)
 	step("back-dated, and analyzed", func() { now.inserted += 4; now.live = 900; now.estimated++ }, 0, 0, true)
 	step("found by the recount", func() {}, 4, 0, false)

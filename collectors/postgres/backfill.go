@@ -146,10 +146,22 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 		l.scrub.since = f.began
 		return nil
 	}
-	// Aim at the wanted time, without leaps.
-	ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
-	f.span = cells.Floor(min(max(int64(float64(f.span)*min(max(ratio, 0.25), 4)), l.width), 24*cells.Hour), l.width)
+	f.span = cells.Floor(min(max(l.stride(f.span, time.Since(began)), l.width), 24*cells.Hour), l.width)
 	return nil
+}
+
+// stride is the span of the next chunk after one that took so long. It aims at
+// the wanted time, without leaps. What every chunk takes, however small (with
+// hundreds of partitions planning alone is much), is no reason to make it
+// smaller.
+func (l *ledger) stride(span int64, took time.Duration) int64 {
+	took = max(took, time.Millisecond)
+	if l.fixed == 0 || took < l.fixed {
+		l.fixed = took
+	}
+	fixed := min(l.fixed-time.Millisecond, statementTimeout/2)
+	ratio := float64(l.t.chunk) / float64(max(took-fixed, time.Millisecond))
+	return int64(float64(span) * min(max(ratio, 0.25), 4))
 }
 
 // skipDead finds where to begin when the way from the very start is too long:

@@ -122,6 +122,8 @@ type ledger struct {
 	refused  func(reason string)
 	compares bool
 
+	// fixed is the least that a chunk has taken.
+	fixed    time.Duration
 	backfill backfill
 	scrub    scrub
 	suspects suspects
@@ -166,6 +168,7 @@ func (l *ledger) reset() {
 	l.open = &openTransactions{slack: l.t.slack}
 	l.clock, l.tailFrom, l.hotFrom, l.fine, l.width = 0, 0, 0, l.t.fine, l.t.coarse
 	l.tailTooLong, l.compares, l.edgesDue, l.edgeTurn = false, false, nil, 0
+	l.fixed = 0
 	l.suspects, l.files, l.untimed = suspects{}, nil, untimed{}
 	l.backfill = backfill{}
 	l.scrub = scrub{corrections: l.scrub.corrections}
@@ -186,6 +189,8 @@ type reading struct {
 
 	// fresh says that the tally begins with this poll.
 	fresh bool
+	// lost says that the server has forgotten its tally.
+	lost bool
 
 	problems []poll.Problem
 	reasons  map[Reason]bool
@@ -279,6 +284,9 @@ func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 			return err
 		}
 		r.read = l.store.now()
+		if err := l.readTally(ctx, conn, r); err != nil {
+			return err
+		}
 		q := &recounter{ledger: l, conn: conn, reading: r, began: began}
 		if err := l.countTail(ctx, q); err != nil {
 			return err
@@ -289,16 +297,10 @@ func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 		if err := l.countEdges(ctx, q); err != nil {
 			return err
 		}
-		// The tally is read in the snapshot: what came after it, the next poll
-		// sees.
-		inside, err := readStats(ctx, conn, r.session)
-		if err != nil {
-			return err
-		}
 		if err := l.followRest(ctx, q); err != nil {
 			return err
 		}
-		l.suspect(r, inside)
+		l.suspect(r)
 		if err := l.recheckNow(ctx, q); err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres/cells"
 )
 
@@ -29,14 +30,17 @@ type pages struct {
 // leafPass is the count of one leaf.
 type leafPass struct {
 	leaf   Leaf
-	cells  []cells.Cell // of the last complete pass
-	done   bool         // there was one
-	late   bool         // it came while we were looking: all in it is new
-	stats  leafStats
+	cells  []cells.Cell    // of the last complete pass
+	done   bool            // there was one
+	late   bool            // it came while we were looking: all in it is new
 	due    bool            // in this round
 	chunks []*cells.Bucket // of the pass that runs
 	page   int64           // where it goes on
 	step   int64           // pages a chunk
+	// What has no pages, a view or a foreign table, is counted at once, and by
+	// ranges of the time where that takes too long.
+	paged, ranged bool
+	next, span    int64
 }
 
 // complete says whether every leaf has been counted.
@@ -55,18 +59,13 @@ func (l *ledger) pollPages(ctx context.Context, r *reading) error {
 	r.reasons[ReasonNoIndex] = true
 	l.clock = r.before.clock
 	p := &l.pages
-	stats := map[uint32]leafStats{}
-	for _, s := range r.stats {
-		stats[uint32(s.oid)] = s
-	}
 	l.meetLeaves(r)
 	if p.begun.IsZero() {
 		all := !time.Now().Before(p.next)
-		for oid, pass := range p.leaves {
-			s, known := stats[oid]
-			pass.due = !pass.done || all && (!known || pass.stats != s)
+		for _, pass := range p.leaves {
+			pass.due = !pass.done || all
 			if pass.due {
-				pass.stats, pass.page, pass.chunks = s, 0, nil
+				pass.page, pass.next, pass.chunks = 0, cells.MinTime, nil
 				p.begun, p.spent = time.Now(), 0
 			}
 		}
@@ -83,9 +82,10 @@ func (l *ledger) pollPages(ctx context.Context, r *reading) error {
 			began := time.Now()
 			err := l.store.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) error { return l.countPages(ctx, conn, r, pass) })
 			p.spent += time.Since(began)
-			if timedOut(err) && pass.step > 1 {
-				pass.step = max(pass.step/4, 1)
-				continue
+			if timedOut(err) {
+				if err = pass.shrink(err); err == nil {
+					continue
+				}
 			}
 			if err != nil {
 				return err
@@ -117,7 +117,7 @@ func (l *ledger) meetLeaves(r *reading) {
 	for _, leaf := range leaves {
 		current[leaf.OID] = true
 		if p.leaves[leaf.OID] == nil {
-			p.leaves[leaf.OID] = &leafPass{leaf: leaf, late: late, step: 256}
+			p.leaves[leaf.OID] = &leafPass{leaf: leaf, late: late, step: 256, paged: leaf.Kind == "r" || leaf.Kind == "m"}
 		}
 	}
 	for oid, pass := range p.leaves {
@@ -128,12 +128,81 @@ func (l *ledger) meetLeaves(r *reading) {
 	}
 }
 
+// shrink makes the next chunk smaller after one that took too long.
+func (p *leafPass) shrink(err error) error {
+	switch {
+	case p.paged && p.step > 1:
+		p.step = max(p.step/4, 1)
+	case p.paged:
+		return err
+	case !p.ranged:
+		p.ranged, p.next, p.span, p.chunks = true, cells.MinTime, 24*cells.Hour, nil
+	case p.span > cells.Second:
+		p.span = max(p.span/8, cells.Second)
+	default:
+		return &poll.KindError{Kind: "unsupported", Err: fmt.Errorf("%s.%s has no pages, and no index beneath it finds a range of its time within %s, so it cannot be counted in short statements: set postgres.table to the table beneath, or make an index there that leads with the time: %w",
+			p.leaf.Schema, p.leaf.Name, statementTimeout, err)}
+	}
+	return nil
+}
+
+// countRange counts the next range of what has no pages.
+func (l *ledger) countRange(ctx context.Context, conn *pgx.Conn, r *reading, pass *leafPass) error {
+	c := *l.count
+	c.from = pgx.Identifier{pass.leaf.Schema, pass.leaf.Name}.Sanitize()
+	began := time.Now()
+	oldest, found, err := c.probe(ctx, conn, pass.next, cells.MaxTime)
+	if err != nil {
+		return err
+	}
+	if !found {
+		l.finishPass(r, pass)
+		return nil
+	}
+	hi := int64(cells.MaxTime)
+	switch {
+	case oldest < firstTime:
+		hi = firstTime
+	case oldest < lastTime-pass.span:
+		hi = oldest + pass.span
+	}
+	rows, err := conn.Query(ctx, fmt.Sprintf(pagesSQL, c.key, c.sums, c.from, c.within(max(oldest, pass.next), hi), c.by))
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	counted, err := collect(rows, 1, l.series.Intern)
+	if err != nil {
+		return err
+	}
+	pass.chunks = []*cells.Bucket{{Cells: cells.Merge(append(pass.chunks, counted...))}}
+	if pass.next = hi; hi == cells.MaxTime {
+		l.finishPass(r, pass)
+		return nil
+	}
+	ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
+	pass.span = max(int64(float64(pass.span)*min(max(ratio, 0.25), 4)), cells.Second)
+	return nil
+}
+
+// finishPass takes up what a whole pass has counted.
+func (l *ledger) finishPass(r *reading, pass *leafPass) {
+	all := cells.Merge(pass.chunks)
+	if pass.done || pass.late {
+		l.note(r, cells.DiffCells(cells.MinTime, pass.cells, all))
+	}
+	pass.cells, pass.done, pass.due, pass.chunks = all, true, false, nil
+}
+
 // countPages counts the next chunk of a leaf.
 func (l *ledger) countPages(ctx context.Context, conn *pgx.Conn, r *reading, pass *leafPass) error {
+	if pass.ranged {
+		return l.countRange(ctx, conn, r, pass)
+	}
 	began := time.Now()
 	c := l.count
 	from, where, last := pgx.Identifier{pass.leaf.Schema, pass.leaf.Name}.Sanitize(), c.at+" IS NOT NULL", true
-	if len(l.table.Leaves) > 0 {
+	if pass.paged {
 		var blocks int64
 		err := conn.QueryRow(ctx, fmt.Sprintf("SELECT pg_relation_size(%d) / current_setting('block_size')::bigint", pass.leaf.OID)).Scan(&blocks)
 		if err != nil {
@@ -164,11 +233,7 @@ func (l *ledger) countPages(ctx context.Context, conn *pgx.Conn, r *reading, pas
 		pass.step = max(int64(float64(pass.step)*min(max(ratio, 0.25), 4)), 1)
 		return nil
 	}
-	all := cells.Merge(pass.chunks)
-	if pass.done || pass.late {
-		l.note(r, cells.DiffCells(cells.MinTime, pass.cells, all))
-	}
-	pass.cells, pass.done, pass.due, pass.chunks = all, true, false, nil
+	l.finishPass(r, pass)
 	return nil
 }
 

@@ -107,6 +107,6 @@ func (l *ledger) note(r *reading, changes []cells.Change) {
 			came, went = came-max(0, d), went-max(0, -d)
 		}
 	}
-	l.tally.note(came, went)
+	l.tally.note(came, went, l.nullable())
 	r.changes = append(r.changes, changes...)
 }

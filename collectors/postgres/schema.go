@@ -54,7 +54,9 @@ const schemaSQL = `SELECT jsonb_build_object(
         WHERE i.indrelid = c.oid), '[]'),
      'leaves', (WITH RECURSIVE tree(oid) AS (
           SELECT c.oid UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid)
-        SELECT coalesce(jsonb_agg(jsonb_build_object('oid', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname,
+        SELECT coalesce(jsonb_agg(jsonb_build_object('oid', l.oid::bigint, 'schema', ln.nspname, 'name', l.relname, 'kind', l.relkind,
+             'leads', CASE WHEN c.relkind = 'r' THEN (SELECT jsonb_agg(DISTINCT a.attname) FROM pg_index i JOIN pg_class ic ON ic.oid = i.indexrelid JOIN pg_am am ON am.oid = ic.relam
+                JOIN pg_attribute a ON a.attrelid = l.oid AND a.attnum = i.indkey[0] WHERE i.indrelid = l.oid AND i.indisvalid AND i.indpred IS NULL AND am.amname = 'btree') END,
              'readable', has_table_privilege(l.oid, 'SELECT'),
              'bound', coalesce(pg_get_expr(l.relpartbound, l.oid), '')) ORDER BY l.oid), '[]')
         FROM tree JOIN pg_class l ON l.oid = tree.oid JOIN pg_namespace ln ON ln.oid = l.relnamespace
@@ -166,6 +168,12 @@ type Leaf struct {
 	Schema   string `json:"schema"`
 	Name     string `json:"name"`
 	Readable bool   `json:"readable"`
+	// Kind is pg_class.relkind: r a table, m a materialized view, f a foreign
+	// table.
+	Kind string `json:"kind"`
+	// Leads are the columns that a valid, whole index leads with, where the
+	// table is inherited from and not partitioned.
+	Leads []string `json:"leads"`
 	// Bound is a partition's bound as SQL writes it.
 	Bound string `json:"bound"`
 }
@@ -323,6 +331,10 @@ func (t *Table) resolve(cfg Config) ([]poll.Problem, error) {
 			t.TimeIndex = i.Name
 			break
 		}
+	}
+	// What inherits has indexes of its own, or none.
+	if t.Kind == "r" && slices.ContainsFunc(t.Leaves, func(leaf Leaf) bool { return !slices.Contains(leaf.Leads, at) }) {
+		t.TimeIndex = ""
 	}
 	return problems, nil
 }

@@ -62,10 +62,9 @@ type tally struct {
 	// base is the highest excess of the server that means nothing: rows that
 	// were rolled back, and no less than the sessions had yet to report.
 	base sums
-	// before is the excess of what the server told before the snapshot that is
-	// counted now: all of it was there to be found. alarm is that of the last
-	// alarm.
-	before, alarm sums
+	// told is what the server told before the snapshot that is counted now: all
+	// of it was there to be found. alarm is its excess at the last alarm.
+	told, alarm sums
 	// readings counts the polls compared without an alarm; low is the least
 	// excess among them.
 	readings int
@@ -116,23 +115,25 @@ func (t *tally) read(inside []leafStats, nullable bool) bool {
 		if s.estimated != was.estimated || s.file != was.file {
 			in = s.inserted - was.inserted
 		}
-		if nullable {
-			t.server.updated += updated
-		} else {
+		if !nullable {
 			in, out = in+updated, out+updated // a row that went and one that came
 		}
+		t.server.updated += updated
 		t.server.in += in
 		t.server.out += out
 	}
 	return whole
 }
 
-// note adds what the ledger has found.
-func (t *tally) note(came, went int64) {
-	t.ledger.in += came
-	t.ledger.out += went
-	t.ledger.updated += came
-	t.late = append(t.late, lateRows{time.Now(), sums{came, went, came}})
+// note adds what the ledger has found. Where rows get their time by an update,
+// so many updates are explained by it; else none is.
+func (t *tally) note(came, went int64, nullable bool) {
+	n := sums{in: came, out: went}
+	if nullable {
+		n.updated = came
+	}
+	t.ledger = sums{t.ledger.in + n.in, t.ledger.out + n.out, t.ledger.updated + n.updated}
+	t.late = append(t.late, lateRows{time.Now(), n})
 }
 
 // excess says whether the server tells of more than the ledger has found.
@@ -158,14 +159,14 @@ func (t *tally) excess(tolerance float64) bool {
 		}
 	}
 	if now.above(limit) {
-		t.alarm = t.before
+		t.alarm = t.told.minus(t.ledger)
 		return true
 	}
 	if t.readings++; t.readings == 1 {
 		t.low = now
 	}
 	t.low = sums{min(t.low.in, now.in), min(t.low.out, now.out), min(t.low.updated, now.updated)}
-	t.base = t.base.max(t.before)
+	t.base = t.base.max(t.told.minus(t.ledger))
 	return false
 }
 
@@ -178,8 +179,12 @@ func (t *tally) explained() bool {
 
 // settle ends an alarm after a whole recount that corrected so many rows: the
 // rest of the excess means nothing.
-func (t *tally) settle(corrected int64) {
-	t.base = t.base.max(sums{t.alarm.in - corrected, t.alarm.out - corrected, t.alarm.updated - corrected})
+func (t *tally) settle(corrected int64, nullable bool) {
+	left := sums{t.alarm.in - corrected, t.alarm.out - corrected, t.alarm.updated}
+	if nullable {
+		left.updated -= corrected
+	}
+	t.base = t.base.max(left)
 	t.alarm = sums{}
 }
 
@@ -190,24 +195,37 @@ func (t *tally) restart(before []leafStats) {
 	t.follow(before)
 }
 
+// readTally reads the tally just after the snapshot was taken: what is told
+// later, the snapshot does not hold.
+func (l *ledger) readTally(ctx context.Context, conn *pgx.Conn, r *reading) error {
+	if r.session.Standby {
+		return nil // it knows nothing of the primary's tally
+	}
+	inside, err := readStats(ctx, conn, r.session)
+	if err != nil {
+		return err
+	}
+	t := &l.tally
+	r.lost = !t.read(r.stats, l.nullable())
+	t.told = t.server
+	r.lost = !t.read(inside, l.nullable()) || r.lost
+	return nil
+}
+
 // suspect doubts all counts where the server tells of more than the ledger has
 // found.
-func (l *ledger) suspect(r *reading, inside []leafStats) {
+func (l *ledger) suspect(r *reading) {
 	if r.session.Standby {
-		r.reasons[ReasonStandby] = true // it knows nothing of the primary's tally
+		r.reasons[ReasonStandby] = true
 		return
+	}
+	if r.lost {
+		l.doubtAll(r, ReasonStatistics)
 	}
 	if r.fresh {
 		l.tally.ledger = sums{} // the tail of this poll began before the tally
 	}
-	whole := l.tally.read(r.stats, l.nullable())
-	l.tally.before = l.tally.server.minus(l.tally.ledger)
-	if !l.tally.read(inside, l.nullable()) || !whole {
-		l.doubtAll(r, ReasonStatistics)
-		l.tally.ledger = sums{}
-		return
-	}
-	if l.backfill.active || r.reasons[ReasonCatchingUp] {
+	if r.lost || l.backfill.active || r.reasons[ReasonCatchingUp] {
 		return // known to be behind
 	}
 	tolerance := 0.0

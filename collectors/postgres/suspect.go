@@ -89,7 +89,7 @@ func (s *suspects) pending() bool { return len(s.queue) > 0 }
 func (l *ledger) clearSuspects() {
 	s := &l.suspects
 	if s.reasons[ReasonUnexplained] {
-		l.tally.settle(s.found)
+		l.tally.settle(s.found, l.nullable())
 		if s.found == 0 {
 			s.share = max(s.share/2, l.t.hurry/16)
 		}
@@ -235,7 +235,6 @@ func (l *ledger) recheckChunk(ctx context.Context, r *reading) error {
 		s.queue = s.queue[1:]
 	}
 	l.bound()
-	ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
-	s.span = cells.Floor(min(max(int64(float64(s.span)*min(max(ratio, 0.25), 4)), l.width), 30*24*cells.Hour), l.width)
+	s.span = cells.Floor(min(max(l.stride(s.span, time.Since(began)), l.width), 30*24*cells.Hour), l.width)
 	return nil
 }
