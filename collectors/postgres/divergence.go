@@ -328,7 +328,7 @@ func (s *Store) effects(ctx context.Context, conn *pgx.Conn, in *session) (*effe
 		return e, nil
 	}
 	if !x.leads(cfg.EventID) {
-		return nil, &poll.KindError{Kind: "no_index", Err: fmt.Errorf("table %s has no index that leads with %s: CREATE INDEX CONCURRENTLY ON %s (%s)", x, cfg.EventID, x.sql(), quote(cfg.EventID))}
+		return nil, &poll.KindError{Kind: "no_index", Err: fmt.Errorf("table %s has no index that leads with %s: %s", x, cfg.EventID, cmp.Or(x.CreateIndex(cfg.EventID), "name the table beneath"))}
 	}
 	e.kinds = []string{MarkerWithoutEffect}
 	same := "true"

@@ -260,7 +260,7 @@ func (l *ledger) meet(in *session, c *counter) {
 	}
 	if t.TimeIndex == "" && (l.table == nil || id != l.ident) {
 		l.store.log.Warn("no valid index leads with the time: the markers are counted page by page, now and then",
-			"table", t.String(), "remedy", fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s)", t.sql(), c.at))
+			"table", t.String(), "remedy", cmp.Or(t.CreateIndex(t.Has.ProcessedAt), "set postgres.table to a table"))
 	}
 	l.table, l.count, l.ident = t, c, id
 	l.restore()
