@@ -10,18 +10,17 @@ import (
 
 // Every consumer group and topic has an old end of its own, where a pruner
 // takes its markers by a retention of its own. countEdges counts there again,
-// upward until enough rows stand unchanged. What one snapshot has no time for,
-// the next goes on with.
+// upward until enough rows stand unchanged. What one snapshot has no time for
+// is doubted.
 func (l *ledger) countEdges(ctx context.Context, q *recounter) error {
 	top := q.tailLo
 	if l.backfill.active {
 		top = min(top, l.backfill.next)
 	}
-	lowest, err := l.dropPruned(ctx, q, top)
-	if err != nil {
+	if err := l.dropPruned(ctx, q, top); err != nil {
 		return err
 	}
-	edges := l.edges(lowest, top)
+	edges := l.edges(top)
 	// Many edges take turns; the tally of the server tells whether those that
 	// wait have lost anything.
 	l.edgesLeft = nil
@@ -35,19 +34,9 @@ func (l *ledger) countEdges(ctx context.Context, q *recounter) error {
 	return l.followEdges(ctx, q, edges, top)
 }
 
-// edges are the old ends of all series, and what the last poll had no time
-// for.
-func (l *ledger) edges(lowest, top int64) []window {
-	edges := l.oldEnds(top)
-	for _, w := range l.edgesDue {
-		lo, _ := l.book.Span(max(w.lo, lowest), max(w.lo, lowest)+1)
-		_, hi := l.book.Span(w.hi-1, w.hi)
-		if hi = min(hi, top); lo < hi {
-			edges = append(edges, window{lo, hi})
-		}
-	}
-	edges = joinWindows(edges)
-	l.edgesDue = nil
+// edges are the old ends of all series, those first that had to wait last time.
+func (l *ledger) edges(top int64) []window {
+	edges := joinWindows(l.oldEnds(top))
 	// Take turns.
 	if i := slices.IndexFunc(edges, func(e window) bool { return e.lo >= l.edgeTurn }); i > 0 && l.edgeTurn != 0 {
 		edges = append(slices.Clone(edges[i:]), edges[:i]...)
@@ -110,10 +99,15 @@ const maxRanges = 50
 // followEdges counts ranges again, and above each that has changed on, until
 // enough rows stand unchanged.
 func (l *ledger) followEdges(ctx context.Context, q *recounter, edges []window, top int64) error {
-	want := l.t.edgeRows
+	want, climbing := l.t.edgeRows, 0 // so many of the edges go on upward
 	for len(edges) > 0 {
 		if q.spent() {
-			l.edgesDue = append(l.edgesDue, edges...)
+			for i, w := range edges {
+				if i < climbing {
+					w.hi = top
+				}
+				l.suspects.doubt(w.lo, w.hi, ReasonCatchingUp, false, false)
+			}
 			q.reading.reasons[ReasonCatchingUp] = true
 			return nil
 		}
@@ -146,7 +140,9 @@ func (l *ledger) followEdges(ctx context.Context, q *recounter, edges []window, 
 		if len(again) > 0 {
 			want = min(want*2, probeRows)
 		}
-		edges = append(joinWindows(again), edges...)
+		again = joinWindows(again)
+		climbing = max(0, climbing-n) + len(again)
+		edges = append(again, edges...)
 	}
 	return nil
 }
@@ -173,24 +169,23 @@ func (l *ledger) followRest(ctx context.Context, q *recounter) error {
 // all of them were pruned and an old snapshot keeps their index entries.
 const probeRows = 100_000
 
-// dropPruned drops the buckets below the oldest row and returns where that
-// one's begins. It looks from the last known oldest row upward: below lie only
+// dropPruned drops the buckets below the oldest row. It looks from the last known oldest row upward: below lie only
 // dead index entries, and those may be many.
-func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) (int64, error) {
+func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) error {
 	for {
 		i := slices.IndexFunc(l.book.Buckets, func(b *cells.Bucket) bool { return !cells.Infinite(b.Lo) })
 		if i < 0 || l.book.Buckets[i].Lo >= top {
-			return top, nil
+			return nil
 		}
 		lo := l.book.Buckets[i].Lo
 		hi, _ := l.book.Reach(lo, top, probeRows)
 		if q.spent() {
 			q.reading.reasons[ReasonCatchingUp] = true
-			return top, nil
+			return nil
 		}
 		oldest, found, err := l.count.first(ctx, q.conn, lo, hi)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		start := hi
 		if found {
@@ -200,7 +195,7 @@ func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) (int64
 			l.apply(q.reading, lo, start, nil)
 		}
 		if found {
-			return start, nil
+			return nil
 		}
 	}
 }

@@ -103,10 +103,10 @@ type ledger struct {
 	farFrom int64
 	// tailTooLong says that the last tail was too much for one statement.
 	tailTooLong bool
-	// edgesDue are edges that were left unfinished, and edgesLeft those that
-	// this poll leaves for the next, which begins at edgeTurn.
-	edgesDue, edgesLeft []window
-	edgeTurn            int64
+	// edgesLeft are the edges that this poll leaves for the next, which begins
+	// at edgeTurn.
+	edgesLeft []window
+	edgeTurn  int64
 	// tailOpen says that the last tail had no end.
 	tailOpen bool
 	// fine is the width of buckets above hotFrom and at the pruned edge, and
@@ -167,7 +167,7 @@ func (l *ledger) reset() {
 	l.book = cells.Book{}
 	l.open = &openTransactions{slack: l.t.slack}
 	l.clock, l.tailFrom, l.hotFrom, l.fine, l.width = 0, 0, 0, l.t.fine, l.t.coarse
-	l.tailTooLong, l.compares, l.edgesDue, l.edgeTurn = false, false, nil, 0
+	l.tailTooLong, l.compares, l.edgeTurn = false, false, 0
 	l.fixed = 0
 	l.suspects, l.files, l.untimed = suspects{}, nil, untimed{}
 	l.backfill = backfill{}
