@@ -187,8 +187,6 @@ type reading struct {
 	read    time.Time // when inside was read, by our clock
 	stats   []leafStats
 
-	// fresh says that the tally begins with this poll.
-	fresh bool
 	// lost says that the server has forgotten its tally.
 	lost bool
 

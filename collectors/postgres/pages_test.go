@@ -110,6 +110,7 @@ func TestManyPartitionsByEventID(t *testing.T) {
 		}
 	}
 	t.Logf("ready after %d polls", polls)
+	b.ids = 1_000_000
 	b.insert("g1", "t", 10, 0)
 	b.exec("DELETE FROM processed_events WHERE processed_at < now() - interval '8 days'")
 	b.until(10)

@@ -57,7 +57,9 @@ func (a sums) max(b sums) sums {
 
 // tally compares what the server and the ledger have seen to come and go.
 type tally struct {
-	leaves         map[int64]leafStats
+	leaves map[int64]leafStats
+	// fresh says that no poll has been compared yet.
+	fresh          bool
 	server, ledger sums
 	// base is the highest excess of the server that means nothing: rows that
 	// were rolled back, and no less than the sessions had yet to report.
@@ -191,7 +193,7 @@ func (t *tally) settle(corrected int64, nullable bool) {
 // restart begins anew with what the server told before a snapshot, in which
 // all is counted again.
 func (t *tally) restart(before []leafStats) {
-	*t = tally{}
+	*t = tally{fresh: true}
 	t.follow(before)
 }
 
@@ -222,8 +224,8 @@ func (l *ledger) suspect(r *reading) {
 	if r.lost {
 		l.doubtAll(r, ReasonStatistics)
 	}
-	if r.fresh {
-		l.tally.ledger = sums{} // the tail of this poll began before the tally
+	if l.tally.fresh {
+		l.tally.ledger, l.tally.fresh = sums{}, false // the tail of this poll began before the tally
 	}
 	if r.lost || l.backfill.active || r.reasons[ReasonCatchingUp] {
 		return // known to be behind
@@ -241,7 +243,6 @@ func (l *ledger) suspect(r *reading) {
 // tally.
 func (l *ledger) doubtAll(r *reading, why Reason) {
 	l.tally.restart(r.stats)
-	r.fresh = true
 	recent := cells.Floor(l.tailFrom-cells.Hour, 24*cells.Hour)
 	l.suspects.doubt(recent, cells.MaxTime, why, true, true)
 	l.suspects.doubt(cells.MinTime, recent, why, true, false)

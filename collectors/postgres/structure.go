@@ -30,7 +30,6 @@ func (l *ledger) meetTables(r *reading) {
 	l.files = now
 	if was == nil {
 		l.tally.restart(r.stats)
-		r.fresh = true
 		return
 	}
 	var doubtful []window
