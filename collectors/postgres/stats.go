@@ -113,8 +113,8 @@ func (t *tally) read(inside []leafStats, nullable bool) bool {
 			continue
 		}
 		updated, out := s.updated-was.updated, s.deleted-was.deleted
-		in := max(0, s.live-was.live+out) // but for what was rolled back
-		if s.estimated != was.estimated || s.file != was.file {
+		in := s.live - was.live + out // but for what was rolled back
+		if in < 0 || s.estimated != was.estimated || s.file != was.file {
 			in = s.inserted - was.inserted
 		}
 		if !nullable {

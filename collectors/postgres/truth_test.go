@@ -385,9 +385,11 @@ func (w *workload) consumers() (stop func()) {
 	conn := dial(w.T, w.dsn)
 	wg.Go(func() {
 		for ctx.Err() == nil {
+			var all strings.Builder // in one transaction
 			for g, keep := range retentions {
-				_, _ = conn.Exec(ctx, fmt.Sprintf(`DELETE FROM processed_events WHERE consumer_group = '%s' AND processed_at < now() - interval '%f seconds'`, g, keep.Seconds()))
+				fmt.Fprintf(&all, `DELETE FROM processed_events WHERE consumer_group = '%s' AND processed_at < now() - interval '%f seconds';`, g, keep.Seconds())
 			}
+			_, _ = conn.Exec(ctx, all.String(), pgx.QueryExecModeSimpleProtocol)
 			select {
 			case <-ctx.Done():
 			case <-time.After(1100 * time.Millisecond): // each deletion is told when it is made
