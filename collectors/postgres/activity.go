@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"oncewatch/collectors/postgres/cells"
@@ -70,7 +69,7 @@ func (c *counter) instant(expr, zone string) string {
 	return fmt.Sprintf("((%s) AT TIME ZONE '%s') AT TIME ZONE 'UTC'", expr, strings.ReplaceAll(zone, "'", "''"))
 }
 
-func readActivity(ctx context.Context, conn *pgx.Conn, c *counter, in *session) (*activity, error) {
+func readActivity(ctx context.Context, conn *transaction, c *counter, in *session) (*activity, error) {
 	zone := in.Table.Zone
 	sessions := locksSQL
 	if in.ReadAllStats {
@@ -200,12 +199,13 @@ func (l *ledger) countEnded(ctx context.Context, q *recounter) (*openTransaction
 			l.suspects.doubt(cells.MinTime, cells.MaxTime, ReasonUnexplained, false, false)
 			continue
 		}
-		if q.spent() {
-			next.owed = append(next.owed, window{w.lo, w.hi - 1})
+		err := q.recount(ctx, w.lo, w.hi)
+		if timedOut(err) {
+			l.suspects.doubt(w.lo, w.hi, ReasonCatchingUp, false, true)
 			r.reasons[ReasonCatchingUp] = true
 			continue
 		}
-		if err := q.recount(ctx, w.lo, w.hi); err != nil {
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -3,8 +3,6 @@ package postgres
 import (
 	"context"
 	"fmt"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // autovacuumSQL reads when the server would vacuum the leaves by itself: a
@@ -27,7 +25,7 @@ type Autovacuum struct {
 	DeadRows int64
 }
 
-func readAutovacuum(ctx context.Context, conn *pgx.Conn, leaves string) (a Autovacuum, err error) {
+func readAutovacuum(ctx context.Context, conn *transaction, leaves string) (a Autovacuum, err error) {
 	err = conn.QueryRow(ctx, fmt.Sprintf(autovacuumSQL, leaves)).Scan(&a.Off, &a.DeadRows)
 	return a, err
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres/cells"
 )
@@ -86,7 +84,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	lo, hi := f.next, f.end
 	var counted []*cells.Bucket
 	began, done := time.Now(), false
-	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
+	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *transaction) error {
 		oldest, found, err := l.count.first(ctx, conn, f.next, f.end)
 		if err != nil || !found {
 			done = err == nil
@@ -111,7 +109,7 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 		return err
 	}
 	for piece := lo; !done && piece < hi; piece += f.span {
-		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
+		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *transaction) error {
 			some, err := l.count.count(ctx, conn, piece, min(piece+f.span, hi), l.fine, l.series.Intern)
 			counted = append(counted, some...)
 			return err
@@ -172,7 +170,7 @@ func (l *ledger) skipDead(ctx context.Context) error {
 	f := &l.backfill
 	next := f.end
 	for span := cells.Hour; f.end-span > firstTime; span *= 2 {
-		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
+		err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *transaction) error {
 			_, _, err := l.count.first(ctx, conn, f.end-span, f.end)
 			return err
 		})
@@ -209,7 +207,7 @@ func (f *backfill) widen(width int64) {
 }
 
 // countBetween counts a range as wide as its buckets should be.
-func (l *ledger) countBetween(ctx context.Context, conn *pgx.Conn, lo, hi int64) ([]*cells.Bucket, error) {
+func (l *ledger) countBetween(ctx context.Context, conn *transaction, lo, hi int64) ([]*cells.Bucket, error) {
 	var counted []*cells.Bucket
 	for _, part := range []struct{ lo, hi, width int64 }{{lo, min(hi, l.hotFrom), l.width}, {max(lo, l.hotFrom), hi, l.fine}} {
 		if part.lo >= part.hi {

@@ -124,11 +124,11 @@ func (c *counter) bin(width int64) string {
 
 // count counts a range in buckets of the given width. The range's ends must be
 // borders of such buckets (or no bound).
-func (c *counter) count(ctx context.Context, conn *pgx.Conn, lo, hi, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
+func (c *counter) count(ctx context.Context, conn *transaction, lo, hi, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
 	return c.countWhere(ctx, conn, c.within(lo, hi), width, intern)
 }
 
-func (c *counter) countWhere(ctx context.Context, conn *pgx.Conn, where string, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
+func (c *counter) countWhere(ctx context.Context, conn *transaction, where string, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
 	sql := fmt.Sprintf(countSQL, c.raw(c.bin(width)), c.key, c.sums, c.from, where, c.bin(width), c.by)
 	rows, err := conn.Query(ctx, sql)
 	if err != nil {
@@ -140,7 +140,7 @@ func (c *counter) countWhere(ctx context.Context, conn *pgx.Conn, where string, 
 
 // countRanges counts several ranges, whose ends are borders of such buckets, in
 // one statement.
-func (c *counter) countRanges(ctx context.Context, conn *pgx.Conn, ranges []window, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
+func (c *counter) countRanges(ctx context.Context, conn *transaction, ranges []window, width int64, intern func(group, topic string) int32) ([]*cells.Bucket, error) {
 	conds := make([]string, len(ranges))
 	for i, w := range ranges {
 		conds[i] = "(" + c.within(w.lo, w.hi) + ")"
@@ -220,7 +220,10 @@ func micros(t pgtype.Timestamptz) int64 {
 
 // first finds the oldest row at or after lo and before hi: one probe of the
 // index, in its order, and no walk over what was pruned below lo.
-func (c *counter) first(ctx context.Context, conn *pgx.Conn, lo, hi int64) (int64, bool, error) {
+func (c *counter) first(ctx context.Context, conn *transaction, lo, hi int64) (int64, bool, error) {
+	if err := conn.bound(ctx); err != nil {
+		return 0, false, err
+	}
 	if _, err := conn.Exec(ctx, "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_indexscan = on"); err != nil {
 		return 0, false, err
 	}
@@ -232,7 +235,7 @@ func (c *counter) first(ctx context.Context, conn *pgx.Conn, lo, hi int64) (int6
 	return at, found, err
 }
 
-func (c *counter) probe(ctx context.Context, conn *pgx.Conn, lo, hi int64) (int64, bool, error) {
+func (c *counter) probe(ctx context.Context, conn *transaction, lo, hi int64) (int64, bool, error) {
 	sql := fmt.Sprintf("SELECT %s FROM %s WHERE %s ORDER BY %s LIMIT 1", c.raw(c.at), c.from, c.within(lo, hi), c.at)
 	rows, err := conn.Query(ctx, sql)
 	if err != nil {

@@ -109,7 +109,7 @@ func (d *divergence) Poll(ctx context.Context) (poll.Snapshot, error) {
 	var in *session
 	var e *effects
 	// The catalogue is read in a snapshot of its own: it may take its time.
-	err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) (err error) {
+	err := s.inSnapshot(ctx, bounds{}, func(conn *transaction) (err error) {
 		if in, _, err = s.discover(ctx, conn); err != nil {
 			return err
 		}
@@ -122,7 +122,7 @@ func (d *divergence) Poll(ctx context.Context) (poll.Snapshot, error) {
 	d.fill(out, cmp.Or(s.cfg.Database, in.Database), e)
 	until := time.Now().Add(time.Second)
 	for more := true; more && time.Now().Before(until); {
-		err := s.inSnapshot(ctx, bounds{statement: compareTimeout}, func(conn *pgx.Conn) (err error) {
+		err := s.inSnapshot(ctx, bounds{statement: compareTimeout}, func(conn *transaction) (err error) {
 			more, err = d.step(ctx, conn, in, e, out)
 			return err
 		})
@@ -139,7 +139,7 @@ func (d *divergence) Poll(ctx context.Context) (poll.Snapshot, error) {
 
 // step compares the next minutes, and again those where something diverged: a
 // repair shows.
-func (d *divergence) step(ctx context.Context, conn *pgx.Conn, in *session, e *effects, out *Divergence) (more bool, err error) {
+func (d *divergence) step(ctx context.Context, conn *transaction, in *session, e *effects, out *Divergence) (more bool, err error) {
 	began := time.Now()
 	a, err := readActivity(ctx, conn, newCounter(in.Table), in)
 	if err != nil {
@@ -185,7 +185,7 @@ func (d *divergence) step(ctx context.Context, conn *pgx.Conn, in *session, e *e
 }
 
 // compare replaces what is known of the minutes of a range.
-func (d *divergence) compare(ctx context.Context, conn *pgx.Conn, e *effects, lo, hi int64) error {
+func (d *divergence) compare(ctx context.Context, conn *transaction, e *effects, lo, hi int64) error {
 	found := map[int64]map[divergingKey]int64{}
 	for _, q := range e.queries(lo, hi) {
 		rows, err := conn.Query(ctx, q.sql)
@@ -266,7 +266,7 @@ type divergenceQuery struct {
 
 // effects reads the effect table's structure and decides what can be
 // compared.
-func (s *Store) effects(ctx context.Context, conn *pgx.Conn, in *session) (*effects, error) {
+func (s *Store) effects(ctx context.Context, conn *transaction, in *session) (*effects, error) {
 	cfg, t := s.cfg.Effect, in.Table
 	name, err := parseName(cfg.Table)
 	if err != nil {

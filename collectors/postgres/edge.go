@@ -101,7 +101,15 @@ const maxRanges = 50
 func (l *ledger) followEdges(ctx context.Context, q *recounter, edges []window, top int64) error {
 	want, climbing := l.t.edgeRows, 0 // so many of the edges go on upward
 	for len(edges) > 0 {
-		if q.spent() {
+		n, rows := 0, int64(0)
+		for n < len(edges) && n < maxRanges && (n == 0 || rows < probeRows) {
+			rows += l.book.Rows(edges[n].lo, edges[n].hi)
+			n++
+		}
+		now := slices.Clone(edges[:n])
+		slices.SortFunc(now, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })
+		counted, err := q.count.countRanges(ctx, q.conn, now, l.fine, q.series.Intern)
+		if timedOut(err) {
 			for i, w := range edges {
 				if i < climbing {
 					w.hi = top
@@ -111,14 +119,6 @@ func (l *ledger) followEdges(ctx context.Context, q *recounter, edges []window, 
 			q.reading.reasons[ReasonCatchingUp] = true
 			return nil
 		}
-		n, rows := 0, int64(0)
-		for n < len(edges) && n < maxRanges && (n == 0 || rows < probeRows) {
-			rows += l.book.Rows(edges[n].lo, edges[n].hi)
-			n++
-		}
-		now := slices.Clone(edges[:n])
-		slices.SortFunc(now, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })
-		counted, err := q.count.countRanges(ctx, q.conn, now, l.fine, q.series.Intern)
 		if err != nil {
 			return err
 		}
@@ -179,11 +179,12 @@ func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) error 
 		}
 		lo := l.book.Buckets[i].Lo
 		hi, _ := l.book.Reach(lo, top, probeRows)
-		if q.spent() {
+		oldest, found, err := l.count.first(ctx, q.conn, lo, hi)
+		if timedOut(err) {
+			l.suspects.doubt(lo, hi, ReasonCatchingUp, false, false)
 			q.reading.reasons[ReasonCatchingUp] = true
 			return nil
 		}
-		oldest, found, err := l.count.first(ctx, q.conn, lo, hi)
 		if err != nil {
 			return err
 		}

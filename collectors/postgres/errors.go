@@ -37,7 +37,7 @@ func explain(what string, err error) error {
 		case strings.Contains(text, "tls error"), strings.Contains(text, "x509: "):
 			remedy = "see sslmode and sslrootcert of postgres.dsn (or PGSSLMODE, PGSSLROOTCERT)"
 		}
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errSpent):
 		kind = "timeout"
 	case errors.As(err, &network), pgconn.SafeToRetry(err), strings.Contains(err.Error(), "conn closed"):
 		kind, remedy = "unreachable", "the connection was lost; it is made anew at the next poll"
@@ -68,8 +68,8 @@ func explainCode(pg *pgconn.PgError) (kind, remedy string) {
 		return "missing", "check postgres.table; it is looked for at every poll"
 	case pg.Code == "42703":
 		return "missing", "check postgres.column.*"
-	case pg.Code == "25P03": // idle in transaction
-		return "timeout", "the exporter was kept from running for a second and the server ended its snapshot: give it more CPU; tried again at the next poll"
+	case pg.Code == "25P03", pg.Code == "25P04": // idle in transaction, transaction timeout
+		return "timeout", "the exporter was kept from running and the server ended its snapshot: give it more CPU; tried again at the next poll"
 	case pg.Code == "57014", pg.Code == "55P03":
 		return "timeout", "something holds a lock on it or the server is overloaded; tried again at the next poll"
 	case pg.Code == "57P03", strings.HasPrefix(pg.Code, "57P"), strings.HasPrefix(pg.Code, "08"):
@@ -99,5 +99,6 @@ func code(err error) string {
 	return ""
 }
 
-// timedOut says whether a statement ran into one of its own bounds.
-func timedOut(err error) bool { return code(err) == "57014" }
+// timedOut says whether a statement ran into one of its own bounds, or was not
+// begun for want of time.
+func timedOut(err error) bool { return code(err) == "57014" || errors.Is(err, errSpent) }

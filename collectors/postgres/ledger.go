@@ -39,7 +39,7 @@ type tuning struct {
 	future, futureRows int64
 	// gap is the longest tail that is counted at once.
 	gap int64
-	// budget is snapshotBudget.
+	// budget is snapshotBudget, of what can wait.
 	budget time.Duration
 	// chunk is how long a statement of the backfill should take, and share how
 	// much of a poll's time the backfill may use.
@@ -204,7 +204,7 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 	s := l.store
 	r := &reading{reasons: map[Reason]bool{}}
 	var c *counter
-	err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) (err error) {
+	err := s.inSnapshot(ctx, bounds{}, func(conn *transaction) (err error) {
 		if err := s.discovered(ctx, conn, &l.schema); err != nil {
 			return err
 		}
@@ -275,9 +275,8 @@ func (l *ledger) meet(in *session, c *counter) {
 func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 	var next *openTransactions
 	l.meetTables(r)
-	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) (err error) {
+	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *transaction) (err error) {
 		// The first statement takes the snapshot.
-		began := time.Now()
 		if r.inside, err = readActivity(ctx, conn, l.count, r.session); err != nil {
 			return err
 		}
@@ -285,7 +284,7 @@ func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 		if err := l.readTally(ctx, conn, r); err != nil {
 			return err
 		}
-		q := &recounter{ledger: l, conn: conn, reading: r, began: began}
+		q := &recounter{ledger: l, conn: conn, reading: r}
 		if err := l.countTail(ctx, q); err != nil {
 			return err
 		}
@@ -302,14 +301,11 @@ func (l *ledger) pollRanges(ctx context.Context, r *reading) error {
 		if err := l.recheckNow(ctx, q); err != nil {
 			return err
 		}
-		if conn.PgConn().TxStatus() != 'T' {
-			return nil
-		}
 		if err := l.verify(ctx, q); err != nil {
 			return err
 		}
 		if l.observer != nil && conn.PgConn().TxStatus() == 'T' {
-			l.observer(ctx, conn)
+			l.observer(ctx, conn.Conn)
 		}
 		return nil
 	})

@@ -78,7 +78,7 @@ const hashColumn = "payload_hash"
 func (s *Store) Lookup(ctx context.Context, group string) (*Lookup, error) {
 	l := &Lookup{store: s, group: group, size: lookupStart, largest: lookupMost}
 	var limit int64
-	err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) error {
+	err := s.inSnapshot(ctx, bounds{}, func(conn *transaction) error {
 		session, _, err := s.discover(ctx, conn)
 		if err != nil {
 			return err
@@ -207,7 +207,7 @@ func (l *Lookup) find(ctx context.Context, sql, topic string, some []Delivery) (
 		ids[i], partitions[i], offsets[i], hashes[i] = d.EventID, d.Partition, d.Offset, d.PayloadHash
 	}
 	began := time.Now()
-	err = l.store.inSnapshot(ctx, l.bounds, func(conn *pgx.Conn) error {
+	err = l.store.inSnapshot(ctx, l.bounds, func(conn *transaction) error {
 		// By the key, whatever the planner knows of the table.
 		if _, err := conn.Exec(ctx, "SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off"); err != nil {
 			return err
@@ -248,7 +248,7 @@ func (l *Lookup) Any(ctx context.Context) (any bool, err error) {
 	if group == "" {
 		return true, nil
 	}
-	err = l.store.inSnapshot(ctx, l.bounds, func(conn *pgx.Conn) error {
+	err = l.store.inSnapshot(ctx, l.bounds, func(conn *transaction) error {
 		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM `+l.table.sql()+` WHERE `+quote(group)+` = $1::text::`+l.table.Column(group).Type+`)`, l.group).Scan(&any)
 	})
 	if timedOut(err) {

@@ -80,7 +80,7 @@ func (l *ledger) pollPages(ctx context.Context, r *reading) error {
 				return nil
 			}
 			began := time.Now()
-			err := l.store.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) error { return l.countPages(ctx, conn, r, pass) })
+			err := l.store.inSnapshot(ctx, bounds{}, func(conn *transaction) error { return l.countPages(ctx, conn, r, pass) })
 			p.spent += time.Since(began)
 			if timedOut(err) {
 				if err = pass.shrink(err); err == nil {
@@ -147,7 +147,7 @@ func (p *leafPass) shrink(err error) error {
 }
 
 // countRange counts the next range of what has no pages.
-func (l *ledger) countRange(ctx context.Context, conn *pgx.Conn, r *reading, pass *leafPass) error {
+func (l *ledger) countRange(ctx context.Context, conn *transaction, r *reading, pass *leafPass) error {
 	c := *l.count
 	c.from = pgx.Identifier{pass.leaf.Schema, pass.leaf.Name}.Sanitize()
 	began := time.Now()
@@ -195,7 +195,7 @@ func (l *ledger) finishPass(r *reading, pass *leafPass) {
 }
 
 // countPages counts the next chunk of a leaf.
-func (l *ledger) countPages(ctx context.Context, conn *pgx.Conn, r *reading, pass *leafPass) error {
+func (l *ledger) countPages(ctx context.Context, conn *transaction, r *reading, pass *leafPass) error {
 	if pass.ranged {
 		return l.countRange(ctx, conn, r, pass)
 	}

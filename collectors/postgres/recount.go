@@ -2,9 +2,6 @@ package postgres
 
 import (
 	"context"
-	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"oncewatch/collectors/postgres/cells"
 )
@@ -12,16 +9,12 @@ import (
 // recounter counts in one snapshot.
 type recounter struct {
 	*ledger
-	conn    *pgx.Conn
+	conn    *transaction
 	reading *reading
-	began   time.Time
 	// tailLo and tailHi are the ends of this poll's tail, which it has counted.
 	tailLo, tailHi int64
 	rows           int64 // counted at the edges
 }
-
-// spent says whether the snapshot is old enough to end.
-func (q *recounter) spent() bool { return time.Since(q.began) > q.t.budget }
 
 // recount counts a range again that may lie anywhere, and leaves out what this
 // poll's tail has counted and what the backfill has yet to count.
@@ -57,10 +50,10 @@ func (q *recounter) recountAll(ctx context.Context, lo, hi int64) ([]cells.Chang
 			hi = part.hi
 		}
 		some, err := q.recountCovered(ctx, lo, hi)
-		if err != nil {
-			return nil, err
-		}
 		changes = append(changes, some...)
+		if err != nil {
+			return changes, err
+		}
 	}
 	return changes, nil
 }

@@ -95,7 +95,7 @@ type discovery struct {
 }
 
 // discovered is discover, by what is remembered where it still stands.
-func (s *Store) discovered(ctx context.Context, conn *pgx.Conn, d *discovery) (err error) {
+func (s *Store) discovered(ctx context.Context, conn *transaction, d *discovery) (err error) {
 	var now landmark
 	if err := conn.QueryRow(ctx, checkSQL, s.name.Sanitize()).Scan(&now.table, &now.database, &now.standby, &now.started, &now.layout); err != nil {
 		return err
@@ -222,7 +222,7 @@ type session struct {
 
 // discover reads the structure and checks the mapping. The problems name
 // columns that exist and cannot be used.
-func (s *Store) discover(ctx context.Context, conn *pgx.Conn) (*session, []poll.Problem, error) {
+func (s *Store) discover(ctx context.Context, conn *transaction) (*session, []poll.Problem, error) {
 	var text string
 	if err := conn.QueryRow(ctx, schemaSQL, s.name.Sanitize()).Scan(&text); err != nil {
 		return nil, nil, explain("table "+s.cfg.Table, err)
@@ -254,7 +254,7 @@ const elsewhereSQL = `SELECT n.nspname::text, has_schema_privilege(n.oid, 'USAGE
  WHERE c.relname = $1 AND c.relkind IN ('r', 'p', 'v', 'm', 'f') ORDER BY 2, 1 LIMIT 1`
 
 // absentTable says that a table cannot be found, and what to do.
-func absentTable(ctx context.Context, conn *pgx.Conn, in *session, name pgx.Identifier, table, key string) error {
+func absentTable(ctx context.Context, conn *transaction, in *session, name pgx.Identifier, table, key string) error {
 	var schema string
 	var usable bool
 	err := conn.QueryRow(ctx, elsewhereSQL, name[len(name)-1]).Scan(&schema, &usable)

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"oncewatch/collectors/poll"
@@ -55,13 +56,15 @@ func (l *ledger) verify(ctx context.Context, q *recounter) error {
 		s.running, s.skipped, s.cursor, s.began = true, false, cells.MinTime, time.Now()
 	}
 	pace := l.pace(q)
-	for s.debt = max(0, s.debt-pace); s.debt < pace && !q.spent(); {
+	for s.debt = max(0, s.debt-pace); s.debt < pace; {
 		hi, rows := l.book.Reach(s.cursor, top, min(pace, probeRows))
 		hi = min(cells.Ceil(hi, l.width), top)
 		changes, err := q.recountCovered(ctx, s.cursor, hi)
+		if errors.Is(err, errSpent) {
+			return nil
+		}
 		if timedOut(err) {
-			// The transaction is over, and what it has counted stands. Dead
-			// rows nobody may remove yet can make a range slow: go past it.
+			// Dead rows nobody may remove yet can make a range slow: go past it.
 			q.reading.problems = append(q.reading.problems, poll.Problem{Kind: "timeout", Entity: "scrub of " + l.table.String(), Err: err})
 			s.cursor, s.running, s.skipped = hi, hi < top, true
 			return nil

@@ -30,7 +30,7 @@ type leafStats struct {
 	estimated                  int64 // how often vacuum or analyze replaced live by an estimate
 }
 
-func readStats(ctx context.Context, conn *pgx.Conn, in *session) ([]leafStats, error) {
+func readStats(ctx context.Context, conn *transaction, in *session) ([]leafStats, error) {
 	if len(in.Table.Leaves) == 0 {
 		return nil, nil
 	}
@@ -199,7 +199,7 @@ func (t *tally) restart(before []leafStats) {
 
 // readTally reads the tally just after the snapshot was taken: what is told
 // later, the snapshot does not hold.
-func (l *ledger) readTally(ctx context.Context, conn *pgx.Conn, r *reading) error {
+func (l *ledger) readTally(ctx context.Context, conn *transaction, r *reading) error {
 	if r.session.Standby {
 		return nil // it knows nothing of the primary's tally
 	}

@@ -47,9 +47,6 @@ const (
 	maxMessage       = 16 << 20 // bytes of one row, or of another answer
 	statementTimeout = 500 * time.Millisecond
 	lockTimeout      = 250 * time.Millisecond
-	// snapshotBudget is how long a counting transaction goes on starting new
-	// statements; with the last statement it stays below a second.
-	snapshotBudget = 400 * time.Millisecond
 )
 
 // Store is one database with a marker table.
@@ -178,49 +175,4 @@ func (c Config) Target() (string, error) {
 	}
 	cc := pc.ConnConfig
 	return fmt.Sprintf("table %s of database %s at %s, port %d, as %s", cmp.Or(c.Table, "processed_events"), cmp.Or(cc.Database, cc.User), cc.Host, cc.Port, cc.User), nil
-}
-
-// begin opens a transaction that can do no harm. row_security = off turns
-// policies that would silently hide rows into an error.
-const beginSQL = `BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
-SET LOCAL statement_timeout = %[1]d; SET LOCAL lock_timeout = %[2]d; SET LOCAL row_security = off;
-SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL DateStyle = 'ISO'; SET LOCAL standard_conforming_strings = on;
-SET LOCAL max_parallel_workers_per_gather = 0; SET LOCAL jit = off; SET LOCAL enable_seqscan = %[3]s; SET LOCAL enable_indexscan = %[3]s; SET LOCAL enable_sort = %[3]s`
-
-// bounds of one transaction.
-type bounds struct {
-	statement time.Duration
-	// index is for ranges of the time index: neither sequential scans nor plain
-	// index scans. A bitmap visits each page once, which for rows spread over
-	// the table (they are, where a pruner frees space) costs a quarter. And no
-	// sort: hashing the few groups costs half.
-	index bool
-}
-
-// inSnapshot runs f in one read-only snapshot.
-func (s *Store) inSnapshot(ctx context.Context, b bounds, f func(tx *pgx.Conn) error) error {
-	pooled, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer pooled.Release() // a connection that is not idle is closed by it
-	conn := pooled.Conn()
-	others := "on"
-	if b.index {
-		others = "off"
-	}
-	statement := cmp.Or(b.statement, statementTimeout)
-	if _, err := conn.Exec(ctx, fmt.Sprintf(beginSQL, statement.Milliseconds(), lockTimeout.Milliseconds(), others)); err != nil {
-		return err
-	}
-	if err := f(conn); err != nil {
-		if conn.PgConn().TxStatus() != 'I' && !conn.IsClosed() {
-			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-			defer cancel()
-			_, _ = conn.Exec(end, "ROLLBACK")
-		}
-		return err
-	}
-	_, err = conn.Exec(ctx, "COMMIT")
-	return err
 }

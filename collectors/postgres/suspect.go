@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres/cells"
 )
@@ -104,7 +102,7 @@ func (l *ledger) clearSuspects() {
 // are few enough: then nothing was off at all.
 func (l *ledger) recheckNow(ctx context.Context, q *recounter) error {
 	s := &l.suspects
-	if !s.pending() || l.backfill.active || q.spent() {
+	if !s.pending() || l.backfill.active {
 		return nil
 	}
 	var rows int64
@@ -117,16 +115,13 @@ func (l *ledger) recheckNow(ctx context.Context, q *recounter) error {
 	for len(s.queue) > 0 {
 		x := s.queue[0]
 		changes, err := q.recountAll(ctx, x.lo, x.hi)
+		l.corrected(changes)
 		if timedOut(err) {
-			// The transaction is over, and what it has counted stands. There
-			// is more than was known: the chunks find it.
-			s.span = cells.Hour
-			return nil
+			return nil // what it has counted stands; the chunks go on
 		}
 		if err != nil {
 			return err
 		}
-		l.corrected(changes)
 		s.queue = s.queue[1:]
 	}
 	l.clearSuspects()
@@ -205,7 +200,7 @@ func (l *ledger) recheckChunk(ctx context.Context, r *reading) error {
 	}
 	hi, began := top, time.Now()
 	var counted []*cells.Bucket
-	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *pgx.Conn) error {
+	err := l.store.inSnapshot(ctx, bounds{index: true}, func(conn *transaction) error {
 		oldest, found, err := l.count.first(ctx, conn, lo, top)
 		if err != nil || !found {
 			return err

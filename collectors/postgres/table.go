@@ -115,7 +115,7 @@ func (h *tableHealth) Describe(ch chan<- *prometheus.Desc) {
 func (h *tableHealth) Poll(ctx context.Context) (poll.Snapshot, error) {
 	s := h.store
 	out := &TableHealth{}
-	err := s.inSnapshot(ctx, bounds{}, func(conn *pgx.Conn) error {
+	err := s.inSnapshot(ctx, bounds{}, func(conn *transaction) error {
 		in, _, err := s.discover(ctx, conn)
 		if err != nil {
 			return err

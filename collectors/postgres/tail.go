@@ -21,7 +21,7 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 		from, _ = l.book.Span(from, from+1) // of what was kept
 		l.backfill.begin(cells.MinTime, from, !l.compares)
 		l.farFrom = cells.MinTime
-	} else if elapsed := q.began.Sub(l.clockRead).Microseconds(); r.inside.clock < l.clock+elapsed-cells.Second {
+	} else if elapsed := q.conn.began.Sub(l.clockRead).Microseconds(); r.inside.clock < l.clock+elapsed-cells.Second {
 		// The clock jumped back: rows since then carry times from before the
 		// last poll.
 		from = min(from, cells.Floor(behind-elapsed, l.fine))
@@ -47,20 +47,26 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 		}
 	}
 	q.tailLo, q.tailHi = l.book.Span(from, until)
-	l.tailOpen = q.tailHi == cells.MaxTime
 	if _, err := q.replace(ctx, q.tailLo, min(q.tailHi, l.farFrom), l.fine); err != nil {
 		l.tailTooLong = timedOut(err)
 		return err
 	}
 	l.tailTooLong = false
-	if far := max(q.tailLo, l.farFrom); far < q.tailHi {
+	far := max(q.tailLo, l.farFrom)
+	if far > q.tailLo {
+		q.conn.budget = l.t.budget // the future can wait
+	}
+	if far < q.tailHi {
 		counted, err := l.count.count(ctx, q.conn, far, q.tailHi, l.fine, l.series.Intern)
-		if err != nil {
+		switch {
+		case timedOut(err) && far > q.tailLo:
+			q.tailHi = far
+			r.reasons[ReasonFuture] = true
+		case err != nil:
 			return err
-		}
-		if l.compares {
+		case l.compares:
 			l.apply(r, far, q.tailHi, counted)
-		} else {
+		default:
 			l.book.Replace(far, q.tailHi, counted) // it was there before we came
 		}
 		l.farFrom = q.tailHi
@@ -68,6 +74,8 @@ func (l *ledger) countTail(ctx context.Context, q *recounter) error {
 			l.backfill.next = l.farFrom
 		}
 	}
+	l.tailOpen = q.tailHi == cells.MaxTime
+	q.conn.budget = l.t.budget
 	return nil
 }
 

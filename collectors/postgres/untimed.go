@@ -43,7 +43,7 @@ func (l *ledger) countUntimed(ctx context.Context, r *reading) {
 		group = quote(l.table.Has.Group) + "::text"
 	}
 	rows := map[string]int64{}
-	err := l.store.inSnapshot(ctx, bounds{index: l.table.TimeIndex != ""}, func(conn *pgx.Conn) error {
+	err := l.store.inSnapshot(ctx, bounds{index: l.table.TimeIndex != ""}, func(conn *transaction) error {
 		found, err := conn.Query(ctx, fmt.Sprintf(untimedSQL, group, l.table.sql(), l.count.at))
 		if err != nil {
 			return err
