@@ -3,6 +3,7 @@ package postgres
 import (
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestTransactionsThatEnded(t *testing.T) {
@@ -49,7 +50,7 @@ func TestTallyOfTheServer(t *testing.T) {
 	step := func(what string, change func(), came, went int64, want bool) {
 		t.Helper()
 		change()
-		tally.note(came, went, false)
+		tally.note(0, came, went, false)
 		if !tally.read([]leafStats{now}, false) {
 			t.Errorf("%s: a reset", what)
 		}
@@ -58,6 +59,10 @@ func TestTallyOfTheServer(t *testing.T) {
 			t.Errorf("%s: %t, want %t (%+v)", what, got, want, tally)
 		}
 	}
+	settle := func(corrected int64) {
+		tally.corrected = corrected
+		tally.settle(false)
+	}
 	step("nothing", func() {}, 0, 0, false)
 	step("late report", func() {}, 100, 0, false)
 	step("it comes", func() { now.inserted += 100; now.live += 100 }, 0, 0, false)
@@ -65,19 +70,35 @@ func TestTallyOfTheServer(t *testing.T) {
 	step("inserts rolled back: dead at once", func() { now.inserted += 30 }, 0, 0, false)
 	step("a deletion that is not seen", func() { now.deleted += 5; now.live -= 5 }, 0, 0, true)
 	step("still not", func() {}, 0, 0, true)
-	tally.settle(5, false)
+	settle(5)
 	step("found", func() {}, 0, 5, false)
 	step("as many in as out", func() { now.deleted += 7; now.inserted += 7 }, 0, 0, true)
-	tally.settle(14, false)
+	settle(14)
 	step("found, too", func() {}, 7, 7, false)
 	step("updates", func() { now.updated += 3 }, 0, 0, true)
-	tally.settle(0, false) // a whole recount found nothing
+	settle(0) // a whole recount found nothing
 	step("they changed nothing that counts", func() {}, 0, 0, false)
 	step("one more", func() { now.updated++ }, 0, 0, true)
-	tally.settle(2, false)
+	settle(2)
 	step("which moved a row", func() {}, 1, 1, false)
 	step("back-dated, and analyzed", func() { now.inserted += 4; now.live = 900; now.estimated++ }, 0, 0, true)
 	step("found by the recount", func() {}, 4, 0, false)
+	step("reports that are lost", func() {}, 50, 0, false)
+	for i := range tally.late {
+		tally.late[i].found = time.Now().Add(-2 * reportLag)
+	}
+	step("for good", func() {}, 0, 0, false)
+	step("they hide nothing", func() { now.inserted += 10; now.live += 10 }, 0, 0, true)
+	step("found by the rest of the ledger", func() {}, 10, 0, false)
+	settle(0) // what the alarm told of was found, so none of it means nothing
+	step("as many again", func() { now.inserted += 10; now.live += 10 }, 0, 0, true)
+	settle(10)
+	step("and found", func() {}, 10, 0, false)
+	step("a partition went, with what was to be told of it", func() {
+		tally.note(5, 0, 20, false)
+		tally.disturbed(window{1, 10})
+	}, 0, 0, false)
+	step("it hides nothing", func() { now.deleted += 3; now.live -= 3 }, 0, 0, true)
 	now.deleted = 0
 	if tally.read([]leafStats{now}, false) {
 		t.Error("a reset of the statistics goes unnoticed")

@@ -93,13 +93,13 @@ func (l *ledger) apply(r *reading, lo, hi int64, counted []*cells.Bucket) []cell
 
 // note adds changes to what was seen to come and go.
 func (l *ledger) note(r *reading, changes []cells.Change) {
-	came, went := l.series.Note(changes)
+	l.series.Note(changes)
 	for _, c := range changes {
-		if l.untold || l.suspects.structural(c.Lo) { // the server's tally has it not
-			d := c.After.Count - c.Before.Count
-			came, went = came-max(0, d), went-max(0, -d)
+		d := c.After.Count - c.Before.Count
+		if d == 0 || l.untold || l.suspects.structural(c.Lo) {
+			continue // the server's tally has it not
 		}
+		l.tally.note(c.Lo, max(0, d), max(0, -d), l.nullable())
 	}
-	l.tally.note(came, went, l.nullable())
 	r.changes = append(r.changes, changes...)
 }

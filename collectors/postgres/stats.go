@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -47,12 +48,18 @@ func readStats(ctx context.Context, conn *transaction, in *session) ([]leafStats
 // sums are rows that came, went and, where that is told apart, were updated.
 type sums struct{ in, out, updated int64 }
 
+func (a sums) plus(b sums) sums { return sums{a.in + b.in, a.out + b.out, a.updated + b.updated} }
+
 func (a sums) minus(b sums) sums { return sums{a.in - b.in, a.out - b.out, a.updated - b.updated} }
 
 func (a sums) above(b sums) bool { return a.in > b.in || a.out > b.out || a.updated > b.updated }
 
 func (a sums) max(b sums) sums {
 	return sums{max(a.in, b.in), max(a.out, b.out), max(a.updated, b.updated)}
+}
+
+func (a sums) min(b sums) sums {
+	return sums{min(a.in, b.in), min(a.out, b.out), min(a.updated, b.updated)}
 }
 
 // tally compares what the server and the ledger have seen to come and go.
@@ -67,18 +74,22 @@ type tally struct {
 	// told is what the server told before the snapshot that is counted now: all
 	// of it was there to be found. alarm is its excess at the last alarm.
 	told, alarm sums
+	// corrected is how many rows recounts have found since the last reading.
+	corrected int64
 	// readings counts the polls compared without an alarm; low is the least
 	// excess among them.
 	readings int
 	low      sums
-	// came holds how many rows the ledger saw to come and go of late: so much
-	// the sessions may have yet to report.
+	// late holds what the ledger saw to come and go of late: so much the
+	// sessions may have yet to report.
 	late []lateRows
 }
 
+// lateRows came and went in a bucket, and were found at a time.
 type lateRows struct {
-	at time.Time
-	n  sums
+	found  time.Time
+	bucket int64
+	n      sums
 }
 
 // reportLag is how long a session may keep what it did to itself.
@@ -101,6 +112,7 @@ func (t *tally) follow(before []leafStats) {
 // the statistics were reset, so that something may have been lost. nullable
 // says that rows get their time by an update, as a rule.
 func (t *tally) read(inside []leafStats, nullable bool) bool {
+	t.late = slices.DeleteFunc(t.late, func(l lateRows) bool { return time.Since(l.found) > reportLag })
 	whole := true
 	for _, s := range inside {
 		was, ok := t.leaves[s.oid]
@@ -127,34 +139,42 @@ func (t *tally) read(inside []leafStats, nullable bool) bool {
 	return whole
 }
 
-// note adds what the ledger has found. Where rows get their time by an update,
-// so many updates are explained by it; else none is.
-func (t *tally) note(came, went int64, nullable bool) {
+// note adds what the ledger has found in a bucket. Where rows get their time by
+// an update, so many updates are explained by it; else none is.
+func (t *tally) note(bucket, came, went int64, nullable bool) {
 	n := sums{in: came, out: went}
 	if nullable {
 		n.updated = came
 	}
-	t.ledger = sums{t.ledger.in + n.in, t.ledger.out + n.out, t.ledger.updated + n.updated}
-	t.late = append(t.late, lateRows{time.Now(), n})
+	t.ledger = t.ledger.plus(n)
+	t.late = append(t.late, lateRows{time.Now(), bucket, n})
 }
+
+// unreported is what of the rows found in a span of time the sessions may have
+// yet to report.
+func (t *tally) unreported(w window) (n sums) {
+	for _, l := range t.late {
+		if w.lo <= l.bucket && l.bucket < w.hi {
+			n = n.plus(l.n)
+		}
+	}
+	return n
+}
+
+// disturbed says that tables with rows of a span came, went or were rewritten:
+// what is reported of them only now is told by nobody.
+func (t *tally) disturbed(w window) { t.base = t.base.minus(t.unreported(w)) }
 
 // excess says whether the server tells of more than the ledger has found.
 // tolerance is a share of the range in which the excess moves amid traffic.
 func (t *tally) excess(tolerance float64) bool {
-	var late sums
-	keep := t.late[:0]
-	for _, l := range t.late {
-		if time.Since(l.at) < reportLag {
-			keep = append(keep, l)
-			late = sums{late.in + l.n.in, late.out + l.n.out, late.updated + l.n.updated}
-		}
-	}
-	t.late = keep
+	late := t.unreported(everything)
+	t.corrected = 0
 	now := t.server.minus(t.ledger)
 	limit := t.base
 	if tolerance > 0 {
 		if t.readings < 4 {
-			limit = sums{limit.in + late.in, limit.out + late.out, limit.updated + late.updated}
+			limit = limit.plus(late)
 		} else {
 			more := func(high, low int64) int64 { return high + int64(tolerance*float64(max(0, high-low))) }
 			limit = sums{more(limit.in, t.low.in), more(limit.out, t.low.out), more(limit.updated, t.low.updated)}
@@ -167,8 +187,12 @@ func (t *tally) excess(tolerance float64) bool {
 	if t.readings++; t.readings == 1 {
 		t.low = now
 	}
-	t.low = sums{min(t.low.in, now.in), min(t.low.out, now.out), min(t.low.updated, now.updated)}
-	t.base = t.base.max(t.told.minus(t.ledger))
+	t.low = t.low.min(now)
+	told := t.told.minus(t.ledger)
+	t.alarm = t.alarm.min(told) // the rest has been found
+	// What the server told too little for good, as where it lost a report,
+	// hides nothing: soon nothing is unreported.
+	t.base = t.base.max(told).min(now.plus(late))
 	return false
 }
 
@@ -179,12 +203,12 @@ func (t *tally) explained() bool {
 	return now.out <= t.base.out && now.updated <= t.base.updated
 }
 
-// settle ends an alarm after a whole recount that corrected so many rows: the
-// rest of the excess means nothing.
-func (t *tally) settle(corrected int64, nullable bool) {
-	left := sums{t.alarm.in - corrected, t.alarm.out - corrected, t.alarm.updated}
+// settle ends an alarm after a whole recount: what of the excess it has not
+// corrected means nothing.
+func (t *tally) settle(nullable bool) {
+	left := sums{t.alarm.in - t.corrected, t.alarm.out - t.corrected, t.alarm.updated}
 	if nullable {
-		left.updated -= corrected
+		left.updated -= t.corrected
 	}
 	t.base = t.base.max(left)
 	t.alarm = sums{}

@@ -60,6 +60,7 @@ func (l *ledger) meetTables(r *reading) {
 		if hi != cells.MaxTime {
 			hi = cells.Ceil(hi, l.width)
 		}
+		l.tally.disturbed(window{lo, hi})
 		l.suspects.doubt(lo, hi, ReasonStructure, true, false)
 	}
 	if len(doubtful) > 0 {

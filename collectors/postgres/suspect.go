@@ -87,7 +87,7 @@ func (s *suspects) pending() bool { return len(s.queue) > 0 }
 func (l *ledger) clearSuspects() {
 	s := &l.suspects
 	if s.reasons[ReasonUnexplained] {
-		l.tally.settle(s.found, l.nullable())
+		l.tally.settle(l.nullable())
 		if s.found == 0 {
 			s.share = max(s.share/2, l.t.hurry/16)
 		}
@@ -134,6 +134,7 @@ func (l *ledger) corrected(changes []cells.Change) {
 		n := max(c.After.Count-c.Before.Count, c.Before.Count-c.After.Count)
 		l.scrub.corrections += n
 		l.suspects.found += n
+		l.tally.corrected += n
 	}
 }
 

@@ -350,7 +350,7 @@ func (w *workload) compare() bool {
 		w.sheet.flagged++
 	default:
 		w.sheet.wrong++
-		w.Errorf("wrong and not flagged after %s (%+v, suspects %+v)\nledger\n  %s\nSELECT\n  %s", strings.Join(w.steps[max(0, len(w.steps)-12):], "; "), l.tally.server.minus(l.tally.ledger).minus(l.tally.base), l.suspects.queue, strings.Join(describe(m), "\n  "), strings.Join(want, "\n  "))
+		w.Errorf("wrong and not flagged after %s (tally %+v, suspects %+v)\nledger\n  %s\nSELECT\n  %s", strings.Join(w.steps[max(0, len(w.steps)-12):], "; "), l.tally.server.minus(l.tally.ledger), l.suspects.queue, strings.Join(describe(m), "\n  "), strings.Join(want, "\n  "))
 	}
 	if right && (!flagged || w.table == "no index") {
 		w.since = 0
@@ -360,7 +360,7 @@ func (w *workload) compare() bool {
 		}
 		w.sheet.slowest, w.sheet.longest = max(w.sheet.slowest, w.since), max(w.sheet.longest, w.ahead-w.sinceAt)
 	}
-	w.steps = append(w.steps, fmt.Sprintf("POLL[%t %v]", right, m.Inexact))
+	w.steps = append(w.steps, fmt.Sprintf("POLL[%t %v; more in the tally than found: %+v, of which nothing means %+v]", right, m.Inexact, l.tally.server.minus(l.tally.ledger), l.tally.base))
 	return true
 }
 

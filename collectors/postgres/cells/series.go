@@ -54,21 +54,17 @@ func (t *SeriesTable) Intern(group, topic string) int32 {
 // At is the series of a number.
 func (t *SeriesTable) At(id int32) *Series { return t.All[id] }
 
-// Note adds changes to what was seen to come and go, and tells how many
-// markers came and went.
-func (t *SeriesTable) Note(changes []Change) (came, went int64) {
+// Note adds changes to what was seen to come and go.
+func (t *SeriesTable) Note(changes []Change) {
 	for _, c := range changes {
 		s := t.At(c.Series)
 		switch d := c.After.Count - c.Before.Count; {
 		case d > 0:
 			s.Inserted += d
-			came += d
 		case d < 0:
 			s.Pruned -= d
-			went -= d
 		}
 	}
-	return came, went
 }
 
 // Prune learns from changes what was pruned: markers lost at the old end of
