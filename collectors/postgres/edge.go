@@ -31,7 +31,27 @@ func (l *ledger) countEdges(ctx context.Context, q *recounter) error {
 			break
 		}
 	}
-	return l.followEdges(ctx, q, edges, top)
+	return l.followAll(ctx, q, edges, top)
+}
+
+// followAll follows edges, and where a series has lost its oldest markers the
+// end that it has then, which may lie far above.
+func (l *ledger) followAll(ctx context.Context, q *recounter, edges []window, top int64) error {
+	for len(edges) > 0 {
+		changes := len(q.reading.changes)
+		if err := l.followEdges(ctx, q, edges, top); err != nil {
+			return err
+		}
+		if len(q.reading.changes) == changes || q.conn.spent() {
+			return nil
+		}
+		seen := joinWindows(slices.Concat(q.followed, l.edgesLeft))
+		edges = slices.DeleteFunc(joinWindows(l.oldEnds(top)), func(e window) bool {
+			i, in := slices.BinarySearchFunc(seen, e.lo, func(w window, lo int64) int { return cmp.Compare(w.lo, lo) })
+			return in || i > 0 && e.lo < seen[i-1].hi
+		})
+	}
+	return nil
 }
 
 // edges are the old ends of all series, those first that had to wait last time.
@@ -106,8 +126,7 @@ func (l *ledger) followEdges(ctx context.Context, q *recounter, edges []window, 
 			rows += l.book.Rows(edges[n].lo, edges[n].hi)
 			n++
 		}
-		now := slices.Clone(edges[:n])
-		slices.SortFunc(now, func(a, b window) int { return cmp.Compare(a.lo, b.lo) })
+		now := joinWindows(slices.Clone(edges[:n])) // those that climb may meet others
 		counted, err := q.count.countRanges(ctx, q.conn, now, l.fine, q.series.Intern)
 		if timedOut(err) {
 			for i, w := range edges {
@@ -122,7 +141,7 @@ func (l *ledger) followEdges(ctx context.Context, q *recounter, edges []window, 
 		if err != nil {
 			return err
 		}
-		edges = edges[n:]
+		edges, q.followed = edges[n:], append(q.followed, now...)
 		var again []window
 		for _, w := range now {
 			i := slices.IndexFunc(counted, func(b *cells.Bucket) bool { return b.Lo >= w.hi })
@@ -162,7 +181,7 @@ func (l *ledger) followRest(ctx context.Context, q *recounter) error {
 	if q.reading.session.Standby || l.tally.explained() {
 		return nil
 	}
-	return l.followEdges(ctx, q, left, top)
+	return l.followAll(ctx, q, left, top)
 }
 
 // probeRows is how many rows a search for the oldest may pass: so many, where

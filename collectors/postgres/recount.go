@@ -13,7 +13,8 @@ type recounter struct {
 	reading *reading
 	// tailLo and tailHi are the ends of this poll's tail, which it has counted.
 	tailLo, tailHi int64
-	rows           int64 // counted at the edges
+	rows           int64    // counted at the edges
+	followed       []window // the edges counted
 }
 
 // recount counts a range again that may lie anywhere, and leaves out what this

@@ -81,6 +81,22 @@ func TestEachGroupIsPrunedByARetentionOfItsOwn(t *testing.T) {
 	}
 }
 
+// A back-dated marker of a group and, far above, the group's other old ones are
+// pruned together: the poll follows the group's end to where it is now.
+func TestAGroupsOldEndMovesFarUp(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, Config{}, runbookDDL)
+	b.exec(`INSERT INTO processed_events SELECT 'ledger', 'l' || i, 't', 0, i, now() - interval '8 days' + i * interval '1 minute' FROM generate_series(0, 11000) i`)
+	b.exec(`INSERT INTO processed_events SELECT 'mail', 'm' || i, 't', 0, i, now() - interval '3 days' + i * interval '1 minute' FROM generate_series(0, 4000) i`)
+	b.exec(`INSERT INTO processed_events VALUES ('mail', 'late', 't', 0, 1, now() - interval '7 days')`)
+	b.large()
+	b.until(5)
+	b.exec("DELETE FROM processed_events WHERE consumer_group = 'mail' AND processed_at < now() - interval '3 days' + interval '5 minutes'")
+	if right, flagged := b.look(); !right || flagged {
+		t.Errorf("right %t, flagged %t", right, flagged)
+	}
+}
+
 // A day of 375,000 rows is attached: flagged from the first poll, right within
 // a minute.
 func TestAnOldDayIsAttached(t *testing.T) {
