@@ -45,6 +45,27 @@ func TestPolicyLetsOneScriptRun(t *testing.T) {
 	}
 }
 
+// A fault while a page is written costs that page, and says so.
+func TestAFaultCostsItsPageOnly(t *testing.T) {
+	faulty := true
+	page, err := web.Page(func() web.View {
+		if faulty {
+			panic("a fault")
+		}
+		return web.View{}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rec := get(t, page, "/"); rec.Code != http.StatusInternalServerError || !strings.Contains(rec.Body.String(), "The page could not be written: a fault") {
+		t.Errorf("%d %s", rec.Code, rec.Body)
+	}
+	faulty = false
+	if rec := get(t, page, "/"); rec.Code != http.StatusOK {
+		t.Errorf("the next page: %d", rec.Code)
+	}
+}
+
 // The runbook of a line's alert is served by the exporter itself, and every
 // line that has one links to it.
 func TestRunbooks(t *testing.T) {
