@@ -37,7 +37,7 @@ func view(lines []checklist.Line, sources ...poll.Status) func() web.View {
 	}
 }
 
-func render(t *testing.T, v func() web.View) string {
+func render(t testing.TB, v func() web.View) string {
 	t.Helper()
 	page, err := web.Page(v)
 	if err != nil {
