@@ -52,7 +52,7 @@ type world struct {
 func healthy() *world {
 	w := &world{
 		table: &postgres.Table{
-			Schema: "public", Name: "processed_events",
+			Schema: "public", Name: "processed_events", Kind: "r",
 			Has: postgres.Columns{Group: "consumer_group", EventID: "event_id", Topic: "topic", Partition: "partition", Offset: "offset", ProcessedAt: "processed_at"},
 			Indexes: []postgres.Index{
 				{Name: "pkey", Unique: true, Valid: true, Columns: []string{"consumer_group", "event_id"}},
@@ -250,6 +250,7 @@ func TestFaults(t *testing.T) {
 		"topic made anew":                        {func(w *world) { w.partition.OutOfRange = known(true) }, "records-lost", checklist.Violated, "made anew"},
 		"sequence gap":                           {func(w *world) { w.consumed.Lost = fig(2) }, "records-lost", checklist.Violated, "2 records"},
 		"poison":                                 {func(w *world) { w.consumed.DeadLettered = fig(12) }, "dead-letters", checklist.Warning, "deadletters list"},
+		"a view":                                 {func(w *world) { w.table.Kind, w.table.TimeIndex = "v", "" }, "time-index", checklist.Warning, "the table beneath"},
 		"waits long":                             {func(w *world) { w.partition.Waiting = known(now.Add(-4 * day)) }, "lag", checklist.Warning, "far behind"},
 		"far behind":                             {func(w *world) { w.partition.Waiting = known(now.Add(-6*day - 12*time.Hour)) }, "lag", checklist.Violated, "deleted unread"},
 		"split transactions":                     {func(w *world) { w.Stores[0].Divergence.Rows[0].Rows = 3 }, "effect-divergence", checklist.Violated, "different transactions"},
@@ -260,7 +261,7 @@ func TestFaults(t *testing.T) {
 		"no time index":                          {func(w *world) { w.table.TimeIndex = "" }, "time-index", checklist.Warning, "CREATE INDEX CONCURRENTLY"},
 		"invalid index":                          {func(w *world) { w.table.Indexes = append(w.table.Indexes, postgres.Index{Name: "x_ccnew"}) }, "time-index", checklist.Warning, "x_ccnew"},
 		"old snapshot":                           {func(w *world) { w.health.Holders[0].Age = 3 * time.Hour }, "vacuum-horizon", checklist.Warning, "pg_stat_activity"},
-		"bloated":                                {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, `REINDEX INDEX CONCURRENTLY public."pkey";`},
+		"bloated":                                {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, `REINDEX INDEX CONCURRENTLY "public"."pkey";`},
 		"vacuum behind":                          {func(w *world) { w.health.DeadRows = 1_000_000 }, "dead-rows", checklist.Warning, "1,000,000"},
 		"doubted for a moment":                   {func(w *world) { w.markers.Inexact = []postgres.Reason{postgres.ReasonUnexplained} }, "ledger-exact", checklist.Unknown, "being verified"},
 		"plain role":                             {func(w *world) { w.markers.Inexact = []postgres.Reason{postgres.ReasonRole} }, "ledger-exact", checklist.Warning, "pg_read_all_stats"},

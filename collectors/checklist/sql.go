@@ -2,34 +2,17 @@ package checklist
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
+
+	"github.com/jackc/pgx/v5"
 
 	"oncewatch/collectors/postgres"
 )
 
-var plainName = regexp.MustCompile(`^[a-z]+(_[a-z0-9]+)+$`)
-
-// sqlName quotes a name for SQL where it may need that: no reserved word of
-// PostgreSQL has an underscore but those of the current session.
-func sqlName(name string) string {
-	if name == "public" || plainName.MatchString(name) && !strings.HasPrefix(name, "current_") && !strings.HasPrefix(name, "session_") && name != "system_user" {
-		return name
-	}
-	return `"` + strings.ReplaceAll(name, `"`, `""`) + `"`
-}
-
-// sqlNames are names as a list of columns.
-func sqlNames(names []string) string {
-	quoted := make([]string, len(names))
-	for i, n := range names {
-		quoted[i] = sqlName(n)
-	}
-	return strings.Join(quoted, ", ")
-}
-
 // sqlIn is the name of something in a table's schema.
-func sqlIn(t *postgres.Table, name string) string { return sqlName(t.Schema) + "." + sqlName(name) }
+func sqlIn(t *postgres.Table, name string) string {
+	return pgx.Identifier{t.Schema, name}.Sanitize()
+}
 
 // alter sets storage parameters. PostgreSQL knows none of a partitioned table:
 // its partitions have them.

@@ -43,7 +43,7 @@ func TestPrintedSQLRuns(t *testing.T) {
 		w.table.Has.Group, w.table.Has.ProcessedAt, w.table.TimeIndex = c.group, c.at, ""
 		index := "by_time"
 		if c.partitioned != "" {
-			index = "by_time_parted"
+			w.table.Kind, w.table.PartitionColumns, index = "p", []string{"event_id"}, "by_time_parted"
 		}
 		w.table.Indexes = []postgres.Index{{Name: "gone", Columns: []string{c.at}}}
 		w.health.Indexes[0].Name, w.health.Indexes[0].Bloat = index, 3

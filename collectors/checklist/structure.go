@@ -38,9 +38,13 @@ func uniqueness(t *postgres.Table) Line {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("unique index %s on (%s)%s", i.Name, strings.Join(i.Columns, ", "), unusable(i)))
 		}
 	}
-	create := fmt.Sprintf("Remove the duplicates that it would name, then: CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s);", sqlIn(t, t.Name), sqlNames(key))
-	if t.PartitionedBy != "" {
+	create := "Remove the duplicates that it would name, then: " + t.CreateUniqueIndex(key...) + ";"
+	switch {
+	case t.CreateUniqueIndex(key...) != "":
+	case t.PartitionedBy != "":
 		create = "Partition by range of a UUIDv7 or ULID event id, whose key can be unique over all partitions (reference-consumer migrate --partitioned)."
+	default:
+		create = "Set --postgres.table to the table beneath, and see that it has such an index."
 	}
 	switch {
 	case t.UniqueOn(key...):
@@ -89,9 +93,13 @@ func timeIndex(t *postgres.Table) Line {
 	}
 	l.Verdict, l.Value = Warning, "no"
 	l.Meaning = "Each prune batch reads the whole table, and the counts here come from a slow walk over its pages."
-	l.Remedy = fmt.Sprintf("CREATE INDEX CONCURRENTLY ON %s (%s);", sqlIn(t, t.Name), sqlName(t.Has.ProcessedAt))
-	if t.PartitionedBy != "" { // where PostgreSQL builds none concurrently
-		l.Remedy = fmt.Sprintf("In a quiet hour, for it holds up writes while it builds: CREATE INDEX ON %s (%s);", sqlIn(t, t.Name), sqlName(t.Has.ProcessedAt))
+	switch create := t.CreateIndex(t.Has.ProcessedAt); {
+	case create == "":
+		l.Remedy = "Set --postgres.table to the table beneath, and see that it has such an index."
+	case t.PartitionedBy != "": // where PostgreSQL builds none concurrently
+		l.Remedy = "In a quiet hour, for it holds up writes while it builds: " + create + ";"
+	default:
+		l.Remedy = create + ";"
 	}
 	return l
 }
