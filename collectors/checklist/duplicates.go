@@ -11,7 +11,7 @@ func duplicates(s subject) Line {
 	t := s.facts.Thresholds
 	l := Line{
 		Rule: "duplicate-ratio", Number: 1, Title: "How many deliveries are duplicates?",
-		Threshold: fmt.Sprintf("%s to %s", percent(t.DuplicateRatioMin), percent(t.DuplicateRatioMax)),
+		Threshold: "at most " + percent(t.DuplicateRatioMax),
 	}
 	v, ok := s.told(&l, "duplicates are counted by the consumer alone: the table does not change and the broker sees a read like any other", processed, duplicate)
 	if !ok {
@@ -26,7 +26,12 @@ func duplicates(s subject) Line {
 	if v.Elsewhere.OK() {
 		l.Evidence = append(l.Evidence, fmt.Sprintf("%s duplicates came at another offset than their marker's: %s", Whole(v.Elsewhere.Value), v.Elsewhere.From))
 	}
-	if long := v.LongHandled.Value; v.LongHandled.OK() && v.LongDuplicates.OK() && v.LongDuplicates.Value >= 0 && long >= t.DuplicateLowMinEvents && v.LongDuplicates.Value/long < t.DuplicateRatioMin {
+	long := v.LongHandled.Value
+	many := v.LongHandled.OK() && v.LongDuplicates.OK() && v.LongDuplicates.Value >= 0 && long >= t.DuplicateLowMinEvents
+	if many { // enough to miss redeliveries among them
+		l.Threshold = fmt.Sprintf("%s to %s", percent(t.DuplicateRatioMin), percent(t.DuplicateRatioMax))
+	}
+	if many && v.LongDuplicates.Value/long < t.DuplicateRatioMin {
 		l.Verdict = Warning
 		l.Value = fmt.Sprintf("%s of %s", percent(v.LongDuplicates.Value/long), Whole(long))
 		l.Evidence = append(l.Evidence, v.LongHandled.From)
@@ -51,9 +56,10 @@ func duplicates(s subject) Line {
 			l.Meaning += " Whether the producer uses ids again cannot be told: " + v.Elsewhere.Missing + "."
 		}
 		l.Remedy = "Look for a rebalance loop (consumer_rebalances_total) and for offset commits that fail."
+	case v.Duplicates.Value == 0:
+		l.Verdict, l.Meaning = OK, "No event was delivered twice."
 	default:
-		l.Verdict = OK
-		l.Meaning = "Redeliveries are absorbed by the markers."
+		l.Verdict, l.Meaning = OK, "Redeliveries are absorbed by the markers."
 	}
 	return s.whole(l)
 }
