@@ -133,6 +133,8 @@ type Markers struct {
 	// as if it were UTC; ReadAt is ours at that moment.
 	ServerTime, ReadAt time.Time
 
+	zone *time.Location // whose wall clock the column holds; nil where it is an instant
+
 	// Config is the store's, with its defaults filled in.
 	Config Config
 
@@ -174,12 +176,12 @@ type Series struct {
 // clock at the poll and the time that has passed here since. It stays within
 // 146 years.
 func (m *Markers) Age(t, now time.Time) time.Duration {
-	return duration(m.ServerTime.UnixMicro()-t.UnixMicro()) + now.Sub(m.ReadAt)
+	return duration(m.ago(t)) + now.Sub(m.ReadAt)
 }
 
 // ageSeconds is the age without bounds, for export.
 func (m *Markers) ageSeconds(t, now time.Time) float64 {
-	return float64(m.ServerTime.UnixMicro()-t.UnixMicro())/float64(cells.Second) + now.Sub(m.ReadAt).Seconds()
+	return float64(m.ago(t))/float64(cells.Second) + now.Sub(m.ReadAt).Seconds()
 }
 
 // duration converts microseconds and stays within half of what a Duration can
@@ -293,6 +295,7 @@ func (l *ledger) snapshot(r *reading) *Markers {
 		Corrections: l.scrub.corrections, ScrubSince: l.scrub.since, ScrubRound: l.scrub.round,
 		Cells: l.book.Size(), Bytes: l.book.Bytes(),
 		ServerTime: time.UnixMicro(r.inside.clock).UTC(), ReadAt: r.read,
+		zone: l.table.location(),
 	}
 	for reason := range r.reasons {
 		m.Inexact = append(m.Inexact, reason)

@@ -8,14 +8,19 @@
 //	cells/       counts per time bucket and series, in memory, and what vanished
 //	count.go     the one statement that counts a range
 //	epoch.go     times that are numbers since 1970
+//	zone.go      times that are a wall clock's
 //	recount.go   a range counted again in one snapshot
 //	tail.go      what came since the last poll
 //	activity.go  transactions that were open then and have ended since
 //	edge.go      what the pruner took at the old end
 //	scrub.go     everything else, a little at each poll, verified
+//	suspect.go   what is doubted, counted again
+//	structure.go tables that came, went or were rewritten, and another server
 //	stats.go     the server's own tally, to notice what the others missed
 //	backfill.go  the first count of all that was there before
 //	pages.go     the fallback where no index on the time exists
+//	untimed.go   rows without a time
+//	transaction.go a snapshot, and how long it may be held
 //	ledger.go    a poll, in order
 //	snapshot.go  what a poll yields, as data and as metrics
 //
