@@ -3,6 +3,7 @@ package collectors
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -44,17 +45,28 @@ func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, l
 		return nil, err
 	}
 	defer e.Close()
+	if q.Topic != "" {
+		e.kafka.Watch([]string{q.Group}, []string{q.Topic}) // also without offsets
+	}
 	for _, p := range []*poll.Poller{e.groups, e.topics} {
 		if err := p.Once(ctx); err != nil {
 			return nil, err
 		}
 	}
 	// Before a long look: what was asked for may not be there.
-	a, err := e.seen().Begin(ctx, q, e.kafka, e.now())
-	if err != nil && (look.Verify || !e.forgotten(ctx, q, err)) {
+	seen := e.seen()
+	a, err := seen.Begin(ctx, q, e.kafka, e.now())
+	if err != nil && !e.forgotten(ctx, q, err) {
 		return nil, err
 	}
 	if look.Verify {
+		if err != nil && q.Topic == "" {
+			return nil, &replay.InputError{Parameter: "topic", Text: fmt.Sprintf("Kafka keeps no offsets of group %s any more, though it has markers: say which topic to read", q.Group)}
+		}
+		seen.Whole = true
+		if a, err = seen.Begin(ctx, q, e.kafka, e.now()); err != nil {
+			return nil, err
+		}
 		lookups, err := e.lookups(ctx, q)
 		if err != nil {
 			return nil, err
@@ -80,11 +92,11 @@ func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, l
 	return a, err
 }
 
-// forgotten says whether a group that Kafka keeps no offsets of has markers all
-// the same: its offsets have expired, or were deleted.
+// forgotten says whether a group that Kafka keeps no offsets of, at all or on
+// the topic, has markers all the same: its offsets have expired, or were deleted.
 func (e *Exporter) forgotten(ctx context.Context, q replay.Question, err error) bool {
 	var input *replay.InputError
-	if !errors.As(err, &input) || input.Parameter != "group" {
+	if !errors.As(err, &input) || input.Parameter != "group" && input.Parameter != "topic" {
 		return false
 	}
 	lookups, err := e.lookups(ctx, q)

@@ -186,7 +186,6 @@ func (w *world) verify(group, to string, change ...func(*replay.Verifier)) (*rep
 
 func (w *world) verifyUntil(ctx context.Context, group, to string, change ...func(*replay.Verifier)) (*replay.Answer, error) {
 	w.Helper()
-	a := &replay.Answer{Group: group, To: to}
 	topics, err := w.topics.Poll(w.ctx)
 	if err != nil {
 		w.Fatal(err)
@@ -195,18 +194,11 @@ func (w *world) verifyUntil(ctx context.Context, group, to string, change ...fun
 	if err != nil {
 		w.Fatal(err)
 	}
-	if a.Topics, a.Warnings, err = replay.Start(group, "", groups.(*kafka.Groups), topics.(*kafka.Topics)); err != nil {
-		return nil, err
-	}
-	target, err := replay.ParseTarget(to, from.Add(30*24*time.Hour))
+	seen := replay.Seen{Groups: groups.(*kafka.Groups), Topics: topics.(*kafka.Topics), Whole: true}
+	a, err := seen.Begin(w.ctx, replay.Question{Group: group, To: to}, w.kafka, from.Add(30*24*time.Hour))
 	if err != nil {
 		return nil, err
 	}
-	more, err := target.Place(w.ctx, w.kafka, a.Topics)
-	if err != nil {
-		return nil, err
-	}
-	a.Warnings = append(a.Warnings, more...)
 	lookup, err := w.store.Lookup(w.ctx, group)
 	if err != nil {
 		return nil, err

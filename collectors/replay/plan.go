@@ -15,6 +15,9 @@ func (a *Answer) WritePlan(w io.Writer) error {
 	out := csv.NewWriter(w)
 	for _, t := range a.Topics {
 		for _, p := range t.Partitions {
+			if p.lost {
+				return fmt.Errorf("topic %s, partition %d: there is no offset for the plan: %s", t.Topic, p.Partition, p.Why)
+			}
 			if err := out.Write([]string{t.Topic, strconv.Itoa(int(p.Partition)), strconv.FormatInt(p.plan(), 10)}); err != nil {
 				return fmt.Errorf("write the plan: %w", err)
 			}

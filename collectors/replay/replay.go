@@ -107,7 +107,10 @@ type Partition struct {
 	LogEnd    int64 `json:"log_end"`
 	// Committed is where the group stands, Target where it would be set.
 	Committed int64 `json:"committed"`
-	Target    int64 `json:"target"`
+	// CommitGone says that Kafka keeps no offset of the group: Committed is then
+	// past the highest record that it is known to have handled.
+	CommitGone bool  `json:"commit_gone,omitempty"`
+	Target     int64 `json:"target"`
 	Counts
 	// SafeOffset is the lowest offset to which a reset applies nothing twice;
 	// never above Committed. SafeTime is the earliest time to which one does;
@@ -120,6 +123,8 @@ type Partition struct {
 	Unverified []Range `json:"unverified,omitempty"`
 	// Why says why something is not known.
 	Why string `json:"why,omitempty"`
+
+	lost bool // nobody knows where the group stands: no offset is sure
 }
 
 // Range is the offsets First to Last.

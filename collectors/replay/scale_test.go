@@ -39,6 +39,7 @@ func BenchmarkVerify(b *testing.B) {
 	w.exec(`ALTER TABLE processed_events ADD PRIMARY KEY (consumer_group, event_id)`)
 	w.exec(`DELETE FROM processed_events WHERE "offset" < $1`, *scaleGone/4)
 	w.exec(`VACUUM ANALYZE processed_events`)
+	w.exec(`CHECKPOINT`)
 	w.topic("payments", 4)
 	value := bytes.Repeat([]byte("v"), 200)
 	for i := range records {

@@ -56,6 +56,9 @@ type Seen struct {
 	// Silent says that a store has not answered: it may have markers of any
 	// group.
 	Silent bool
+	// Whole says that the records will be read: where Kafka keeps no offset of
+	// the group, to the log's end.
+	Whole bool
 }
 
 // Begin is where the group stands and where it would be set; nothing is judged
@@ -69,9 +72,18 @@ func (s Seen) Begin(ctx context.Context, q Question, lister OffsetLister, now ti
 		return nil, ErrWaiting
 	}
 	groups, gone := s.judged(q.Group)
+	if s.Whole {
+		groups = s.whole(q)
+	}
 	a := &Answer{Group: q.Group, To: target.String(), At: groups.At.UTC()}
 	if a.Topics, a.Warnings, err = Start(q.Group, q.Topic, groups, s.Topics); err != nil {
 		return nil, err
+	}
+	for _, t := range a.Topics {
+		for i := range t.Partitions {
+			p := &t.Partitions[i]
+			p.CommitGone = !hasCommit(s.Groups.Group(q.Group), t.Topic, p.Partition)
+		}
 	}
 	warnings, err := target.Place(ctx, lister, a.Topics)
 	a.Warnings = slices.Concat(a.Warnings, gone, warnings)
@@ -156,14 +168,58 @@ func (s Seen) judged(group string) (*kafka.Groups, []string) {
 		}
 	}
 	by.Topics = slices.DeleteFunc(by.Topics, func(t kafka.GroupTopic) bool { return len(t.Partitions) == 0 })
+	return s.with(&by), warnings
+}
+
+// with are the groups with another in the place of the one of its name.
+func (s Seen) with(by *kafka.Group) *kafka.Groups {
 	out := *s.Groups
 	out.Groups = slices.Clone(out.Groups)
-	if i := slices.IndexFunc(out.Groups, func(g *kafka.Group) bool { return g.Name == group }); i >= 0 {
-		out.Groups[i] = &by
+	if i := slices.IndexFunc(out.Groups, func(g *kafka.Group) bool { return g.Name == by.Name }); i >= 0 {
+		out.Groups[i] = by
 	} else if len(by.Topics) > 0 {
-		out.Groups = append(out.Groups, &by)
+		out.Groups = append(out.Groups, by)
 	}
-	return &out, warnings
+	return &out
+}
+
+// whole are the groups with the one asked about at the log's end wherever Kafka
+// keeps no offset of it on a topic.
+func (s Seen) whole(q Question) *kafka.Groups {
+	g := s.Groups.Group(q.Group)
+	if g == nil || !g.Readable {
+		return s.Groups
+	}
+	by := *g
+	by.Topics = slices.Clone(g.Topics)
+	if q.Topic != "" && by.Topic(q.Topic) == nil {
+		by.Topics = append(by.Topics, kafka.GroupTopic{Topic: q.Topic})
+	}
+	for i := range by.Topics {
+		t := &by.Topics[i]
+		t.Partitions = slices.Clone(t.Partitions)
+		log := s.Topics.Topics[t.Topic]
+		if log == nil {
+			continue
+		}
+		for id, bounds := range log.Partitions {
+			empty := bounds.Start.OK && bounds.End.OK && bounds.Start.Value >= bounds.End.Value
+			if !empty && !hasCommit(g, t.Topic, int32(id)) {
+				t.Partitions = append(t.Partitions, kafka.GroupPartition{Partition: int32(id), Committed: bounds.End.Value})
+			}
+		}
+	}
+	by.Topics = slices.DeleteFunc(by.Topics, func(t kafka.GroupTopic) bool { return len(t.Partitions) == 0 })
+	return s.with(&by)
+}
+
+// hasCommit says whether Kafka keeps an offset of the group on a partition.
+func hasCommit(g *kafka.Group, topic string, partition int32) bool {
+	if g == nil {
+		return false
+	}
+	t := g.Topic(topic)
+	return t != nil && slices.ContainsFunc(t.Partitions, func(p kafka.GroupPartition) bool { return p.Partition == partition })
 }
 
 // Store is the one of the stores looked at that the question is about, of those

@@ -103,6 +103,7 @@ type Progress struct {
 // verification is one under way.
 type verification struct {
 	*Verifier
+	answer  *Answer
 	began   time.Time
 	out     *Verified
 	topic   *Topic
@@ -121,6 +122,19 @@ type verifiedPartition struct {
 	latest           int64 // timestamp so far, in milliseconds
 	unsafe           int64 // latest timestamp up to the last unsafe record; -1: none
 	first, firstTime int64
+
+	// Where Kafka keeps no offset of the group: what was known at the highest
+	// record that has a marker, up to which it has handled the partition.
+	handled *handledTo
+	since   int64 // records without a marker after it
+}
+
+// handledTo is what is known of a partition up to an offset.
+type handledTo struct {
+	offset int64
+	Counts
+	safe, unsafe int64
+	why          string
 }
 
 // Verify reads the records of an answer whose partitions have their offsets,
@@ -130,7 +144,7 @@ func (v *Verifier) Verify(ctx context.Context, a *Answer) error {
 	if v.Now == nil {
 		v.Now = time.Now
 	}
-	run := &verification{Verifier: v, began: v.Now(), out: &Verified{}, seen: newRepeats(), headers: map[string]bool{}}
+	run := &verification{Verifier: v, answer: a, began: v.Now(), out: &Verified{}, seen: newRepeats(), headers: map[string]bool{}}
 	a.Verified = run.out
 	for i := range a.Topics {
 		for _, p := range a.Topics[i].Partitions {
@@ -138,8 +152,11 @@ func (v *Verifier) Verify(ctx context.Context, a *Answer) error {
 		}
 	}
 	var failed error
+	var input *InputError
 	for i := range a.Topics {
-		if err := run.verify(ctx, &a.Topics[i]); err != nil && failed == nil {
+		if err := run.verify(ctx, &a.Topics[i]); errors.As(err, &input) {
+			return err
+		} else if err != nil && failed == nil {
 			failed = err
 		}
 	}
@@ -207,13 +224,10 @@ func (r *verification) verify(ctx context.Context, t *Topic) error {
 			spans = append(spans, kafka.Span{Partition: p.Partition, From: one.next, To: p.Committed})
 		}
 	}
-	if len(spans) == 0 {
-		return nil
-	}
 	left := spans
 	var held []kafka.Span
 	err := func() error {
-		if err := ctx.Err(); err != nil {
+		if err := ctx.Err(); err != nil || len(spans) == 0 {
 			return err
 		}
 		records, err := r.Read(ctx, t.Topic, spans)
@@ -250,7 +264,12 @@ func (r *verification) verify(ctx context.Context, t *Topic) error {
 		r.leave(s, "not read")
 	}
 	for _, s := range held {
-		r.leave(s, "an open transaction holds it back")
+		if !r.parts[s.Partition].CommitGone { // else it is after what was handled
+			r.leave(s, "an open transaction holds it back")
+		}
+	}
+	if err == nil {
+		err = r.stand(t)
 	}
 	for _, p := range r.parts {
 		p.conclude()
@@ -258,6 +277,43 @@ func (r *verification) verify(ctx context.Context, t *Topic) error {
 	}
 	r.parts = nil
 	return err
+}
+
+// stand says where a group stands of which Kafka keeps no offset: past the
+// highest record that has a marker. What is after it was never handled.
+func (r *verification) stand(t *Topic) error {
+	gone, nowhere := 0, true
+	for _, p := range r.parts {
+		nowhere = nowhere && p.CommitGone && p.handled == nil && p.Again > 0
+		if !p.CommitGone {
+			continue
+		}
+		gone++
+		if h := p.handled; h != nil {
+			p.Committed, p.Counts, p.SafeOffset, p.unsafe, p.Why = h.offset, h.Counts, h.safe, h.unsafe, h.why
+			r.out.Unmarked -= p.since
+			r.out.SomeUnmarked = slices.DeleteFunc(r.out.SomeUnmarked, func(u UnmarkedRange) bool {
+				return u.Topic == t.Topic && u.Partition == p.Partition.Partition && u.First >= h.offset
+			})
+			continue
+		}
+		first := max(p.Target, p.LogStart)
+		p.lost = true
+		p.Counts = Counts{Again: p.Again, Unknown: p.Again}
+		p.SafeOffset, p.unsafe = p.Committed, -2
+		if first < p.Committed {
+			p.Unverified = []Range{{first, p.Committed - 1}}
+		}
+		p.Why = fmt.Sprintf("Kafka keeps no offset of the group, and no record from offset %d on has a marker: none was handled, or their markers are all gone", first)
+	}
+	if nowhere && gone > 0 {
+		return bad("topic", "Kafka keeps no offset of the group on topic %s, and no record there has a marker of it: it has never handled the topic, or all of its markers are gone", t.Topic)
+	}
+	if gone > 0 {
+		r.answer.Warnings = append(r.answer.Warnings, fmt.Sprintf("Kafka keeps no offsets of group %s on %d partitions of %s: it begins there by its reset policy. They are judged up to the highest record that has a marker.",
+			r.answer.Group, gone, t.Topic))
+	}
+	return nil
 }
 
 // unread is what was not looked up: what the reader has left, and the batch.
@@ -406,11 +462,15 @@ func (r *verification) judge(p *verifiedPartition, record *kgo.Record, id string
 		p.risk(record.Offset)
 		if p.marked {
 			r.unmarked(record)
+			p.since++
 		}
 		return
 	}
 	p.Protected++
 	p.marked = true
+	if p.CommitGone && (finding == nil || !finding.Elsewhere) { // else the marker is of a record before
+		p.handled, p.since = &handledTo{record.Offset + 1, p.Counts, p.SafeOffset, p.unsafe, p.Why}, 0
+	}
 	r.agreed++
 	if finding == nil {
 		if !r.Markers[0].KeepsOffsets() && r.seen.seen(id) {
