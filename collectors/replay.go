@@ -45,9 +45,11 @@ func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, l
 		return nil, err
 	}
 	defer e.Close()
-	if q.Topic != "" {
-		e.kafka.Watch([]string{q.Group}, []string{q.Topic}) // also without offsets
+	named := []string{q.Topic}
+	if q.Topic == "" {
+		named = nil
 	}
+	e.kafka.Watch([]string{q.Group}, named) // also without offsets
 	for _, p := range []*poll.Poller{e.groups, e.topics} {
 		if err := p.Once(ctx); err != nil {
 			return nil, err
@@ -69,6 +71,13 @@ func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, l
 		}
 		lookups, err := e.lookups(ctx, q)
 		if err != nil {
+			return nil, err
+		}
+		var names []string
+		for _, t := range a.Topics {
+			names = append(names, t.Topic)
+		}
+		if err := e.kafka.MayRead(ctx, names); err != nil {
 			return nil, err
 		}
 		a.Database, a.Source = lookups[0].Database(), "every record and its marker"

@@ -10,7 +10,11 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"oncewatch/collectors/poll"
 )
 
 // Span is a part of a partition: the offsets From up to To, without To.
@@ -91,6 +95,36 @@ func (c *Client) Read(ctx context.Context, topic string, recordRanges []Span) (*
 		return nil, fmt.Errorf("read topic %s: %w", topic, err)
 	}
 	return r, nil
+}
+
+// MayRead says which of the topics the brokers would not let us read, before a
+// long reading: an error of kind denied. Brokers that tell no rights refuse later.
+func (c *Client) MayRead(ctx context.Context, topics []string) error {
+	req := kmsg.NewPtrMetadataRequest()
+	req.AllowAutoTopicCreation, req.IncludeTopicAuthorizedOperations = false, true
+	for _, name := range topics {
+		rt := kmsg.NewMetadataRequestTopic()
+		rt.Topic = kmsg.StringPtr(name)
+		req.Topics = append(req.Topics, rt)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*requestTimeout)
+	defer cancel()
+	resp, err := req.RequestWith(ctx, c.kgo)
+	if err != nil {
+		return wrap(fmt.Errorf("which topics may be read: %w", err))
+	}
+	var denied []string
+	for _, t := range resp.Topics {
+		told := t.AuthorizedOperations > 0
+		if t.Topic != nil && (told && t.AuthorizedOperations&(1<<kmsg.ACLOperationRead) == 0 || t.ErrorCode == kerr.TopicAuthorizationFailed.Code) {
+			denied = append(denied, *t.Topic)
+		}
+	}
+	if len(denied) == 0 {
+		return nil
+	}
+	slices.Sort(denied)
+	return &poll.KindError{Kind: "denied", Err: fmt.Errorf("records of topic %s may not be read: grant READ on it, or name another with --topic", strings.Join(denied, ", "))}
 }
 
 // listed1 is kadm's answer with the errors of its partitions.

@@ -52,7 +52,7 @@ func pointed(value json.RawMessage, path []string) (string, bool) {
 		case '[':
 			var list []json.RawMessage
 			i, err := strconv.Atoi(step)
-			if err != nil || json.Unmarshal(value, &list) != nil || i < 0 || i >= len(list) {
+			if err != nil || strconv.Itoa(i) != step || json.Unmarshal(value, &list) != nil || i < 0 || i >= len(list) {
 				return "", false
 			}
 			value = list[i]

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +15,12 @@ import (
 // anything is judged. The warnings say what Kafka will refuse.
 func Start(group, topic string, groups *kafka.Groups, topics *kafka.Topics) (out []Topic, warnings []string, err error) {
 	g := groups.Group(group)
+	if i := slices.IndexFunc(topics.Problems(), func(p poll.Problem) bool { return p.Kind == "denied" && p.Entity == "topic "+topic }); i >= 0 {
+		return nil, nil, bad("topic", "topic %s cannot be read: %v", topic, topics.Problems()[i].Err)
+	}
+	if g != nil && g.Readable && len(g.Topics) == 0 && g.State != "Dead" {
+		return nil, nil, bad("group", "Kafka shows no offsets of group %s: it has none, or DESCRIBE on its topics is not granted", group)
+	}
 	if g == nil || g.Readable && len(g.Topics) == 0 {
 		var names []string
 		for _, one := range groups.Groups {
@@ -56,9 +63,17 @@ func Start(group, topic string, groups *kafka.Groups, topics *kafka.Topics) (out
 		return nil, nil, bad("topic", "group %s has no offsets on a topic %s%s", group, topic, config.Nearest(topic, names))
 	}
 	if n := g.Members; n.OK && n.Value > 0 {
-		warnings = append(warnings, fmt.Sprintf("Group %s has %d active members (%s): Kafka refuses to reset its offsets until they are stopped.", group, n.Value, strings.ToLower(g.State)))
+		warnings = append(warnings, fmt.Sprintf("Group %s has %s (it is %s): Kafka refuses to reset its offsets until they are stopped.", group, plural(n.Value, "active member"), strings.ToLower(cmp.Or(g.State, "running"))))
 	}
 	return out, warnings, nil
+}
+
+// plural counts things.
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // because is the first problem of one of the entities, as the end of a line.

@@ -310,8 +310,8 @@ func (r *verification) stand(t *Topic) error {
 		return bad("topic", "Kafka keeps no offset of the group on topic %s, and no record there has a marker of it: it has never handled the topic, or all of its markers are gone", t.Topic)
 	}
 	if gone > 0 {
-		r.answer.Warnings = append(r.answer.Warnings, fmt.Sprintf("Kafka keeps no offsets of group %s on %d partitions of %s: it begins there by its reset policy. They are judged up to the highest record that has a marker.",
-			r.answer.Group, gone, t.Topic))
+		r.answer.Warnings = append(r.answer.Warnings, fmt.Sprintf("Kafka keeps no offsets of group %s on %s of %s: it begins there by its reset policy, and is judged up to the highest record that has a marker.",
+			r.answer.Group, plural(gone, "partition"), t.Topic))
 	}
 	return nil
 }

@@ -11,7 +11,9 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"oncewatch/collectors/dbconn"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/replay"
 	"oncewatch/deploy/testenv"
 )
@@ -147,6 +149,117 @@ func TestVerifyTableWithoutOffsets(t *testing.T) {
 	}
 }
 
+// The ids lie in the value: what the pointer finds is looked up, and a value
+// that is no JSON is a record without an id.
+func TestVerifyIdsInTheValue(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, ddl)
+	w.topic("payments", 1)
+	var records []*kgo.Record
+	for i := range 20 {
+		records = append(records, &kgo.Record{Topic: "payments", Timestamp: from, Value: fmt.Appendf(nil, `{"meta": {"ids": ["x", "0-%d"]}}`, i)})
+	}
+	records = append(records, &kgo.Record{Topic: "payments", Timestamp: from, Value: []byte("plain")})
+	w.send(records...)
+	w.mark("g", "payments", 0, 5, 19)
+	w.exec(`UPDATE processed_events SET payload_hash = NULL`)
+	w.commit("g", "payments", 0, 21)
+	a, err := w.verify("g", "earliest", func(v *replay.Verifier) {
+		v.IDFrom = "json:/meta/ids/1"
+		v.EventID, _ = replay.ParseEventID(v.IDFrom)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := a.Totals; n != (replay.Counts{Again: 21, Protected: 15, Twice: 5, Unknown: 1}) || a.Verified.WithoutID != 1 || a.Verified.Conflicts != 0 {
+		t.Errorf("%+v, %+v", n, a.Verified)
+	}
+}
+
+// The markers of a group lie in two tables: a record is protected where either
+// has its marker, and of what neither has is told as of one table.
+func TestVerifyShards(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, ddl)
+	w.topic("payments", 1)
+	w.produce("payments", 0, 50)
+	w.mark("g", "payments", 0, 0, 49)
+	w.exec(`CREATE TABLE other_shard (LIKE processed_events INCLUDING ALL)`)
+	w.exec(`INSERT INTO other_shard SELECT * FROM processed_events WHERE "offset" % 3 = 1`)
+	w.exec(`DELETE FROM processed_events WHERE "offset" % 3 = 1`)
+	w.exec(`DELETE FROM processed_events WHERE "offset" IN (3, 6, 30)`)
+	w.exec(`UPDATE other_shard SET "offset" = 0 WHERE "offset" = 4`)          // another record's
+	w.exec(`UPDATE other_shard SET payload_hash = 1 WHERE "offset" = 7`)      // another payload's
+	w.exec(`UPDATE processed_events SET payload_hash = 1 WHERE "offset" = 8`) // likewise
+	w.commit("g", "payments", 0, 50)
+	other, err := postgres.New(postgres.Config{Config: dbconn.To(w.dsn), Table: "other_shard"}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(other.Close)
+	second, err := other.Lookup(w.ctx, "g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, shards := range map[string]func([]replay.Markers) []replay.Markers{
+		"one way":   func(first []replay.Markers) []replay.Markers { return append(first, second) },
+		"the other": func(first []replay.Markers) []replay.Markers { return append([]replay.Markers{second}, first...) },
+	} {
+		a, err := w.verify("g", "earliest", func(v *replay.Verifier) { v.Markers = shards(v.Markers) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := a.Verified
+		if n := a.Totals; n != (replay.Counts{Again: 50, Protected: 47, Twice: 3}) || v.Unmarked != 3 || v.Twins != 1 || v.Conflicts != 2 {
+			t.Errorf("%s: %+v, %+v", name, n, v)
+		}
+		if p := a.Topics[0].Partitions[0]; p.SafeOffset != 31 || v.SomeTwins[0].At != "payments/0@4" || v.SomeTwins[0].Other != "payments/0@0" {
+			t.Errorf("%s: safe from %d, %+v", name, p.SafeOffset, v.SomeTwins)
+		}
+	}
+}
+
+// Kafka keeps an offset on one partition of three: the others are read to their
+// end. Where markers tell how far the group had come, what lies after them was
+// never handled, and is neither applied twice nor passed without a marker; where
+// none does, nothing is known, and there is no plan.
+func TestVerifyWithoutOffsets(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, ddl)
+	w.topic("payments", 4) // the last is empty
+	for p := range int32(3) {
+		w.produce("payments", p, 100)
+	}
+	w.send(&kgo.Record{Topic: "payments", Partition: 1, Timestamp: from.Add(200 * time.Minute), Headers: []kgo.RecordHeader{{Key: "event_id", Value: []byte("1-30")}}})
+	w.mark("g", "payments", 0, 0, 99)
+	w.commit("g", "payments", 0, 100)
+	w.mark("g", "payments", 1, 10, 59)
+	w.exec(`DELETE FROM processed_events WHERE partition = 1 AND "offset" BETWEEN 40 AND 44`)
+	a, err := w.verify("g", "offset:5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := a.Topics[0].Partitions
+	if len(parts) != 3 || parts[0].CommitGone || !parts[1].CommitGone || !parts[2].CommitGone {
+		t.Fatalf("%+v", parts)
+	}
+	if p := parts[1]; p.Committed != 60 || p.Counts != (replay.Counts{Again: 55, Protected: 45, Twice: 10}) || p.SafeOffset != 45 || p.SafeTime == nil || !p.SafeTime.Equal(from.Add(44*time.Minute+time.Millisecond)) {
+		t.Errorf("a partition with markers up to 59: %+v, safe back to %v", p, p.SafeTime)
+	}
+	if p := parts[2]; p.Counts != (replay.Counts{Again: 95, Unknown: 95}) || p.SafeTime != nil || !strings.Contains(p.Why, "no record from offset 5 on has a marker") {
+		t.Errorf("a partition without markers: %+v", p)
+	}
+	if v := a.Verified; v.Unmarked != 5 || len(v.SomeUnmarked) != 1 || v.SomeUnmarked[0].Range != (replay.Range{First: 40, Last: 44}) || v.Twins != 1 {
+		t.Errorf("%+v; want the five in the middle passed without a marker, and one id published twice", v)
+	}
+	if a.ExitCode() != 1 || len(a.Warnings) != 1 || !strings.Contains(a.Warnings[0], "no offsets of group g on 2 partitions of payments") {
+		t.Errorf("exit code %d, warnings %q", a.ExitCode(), a.Warnings)
+	}
+	if err := a.WritePlan(&bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "topic payments, partition 2: there is no offset for the plan") {
+		t.Errorf("a plan where nobody knows where the group stands: %v", err)
+	}
+}
+
 func byKey(v *replay.Verifier) {
 	v.IDFrom = "key"
 	v.EventID, _ = replay.ParseEventID("key")
@@ -157,11 +270,13 @@ func byKey(v *replay.Verifier) {
 func TestVerifyTransactions(t *testing.T) {
 	t.Parallel()
 	w := newWorldAt(t, testenv.Kafka(t).Brokers(), ddl)
-	w.topic("t", 1)
-	w.produce("t", 0, 10)
+	id := fmt.Sprint(time.Now().UnixNano()) // the broker outlives the test
+	topic, group := "t-"+id, "g-"+id
+	w.topic(topic, 1)
+	w.produce(topic, 0, 10)
 	transaction := func(end kgo.TransactionEndTry, leaveOpen bool) {
 		t.Helper()
-		client, err := kgo.NewClient(kgo.SeedBrokers(w.brokers...), kgo.TransactionalID(fmt.Sprint("tx", end, leaveOpen)))
+		client, err := kgo.NewClient(kgo.SeedBrokers(w.brokers...), kgo.TransactionalID(fmt.Sprint("tx", id, end, leaveOpen)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +285,7 @@ func TestVerifyTransactions(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range 5 {
-			if err := client.ProduceSync(w.ctx, &kgo.Record{Topic: "t", Timestamp: from.Add(time.Hour), Headers: []kgo.RecordHeader{{Key: "event_id", Value: fmt.Appendf(nil, "tx-%v-%d", end, i)}}}).FirstErr(); err != nil {
+			if err := client.ProduceSync(w.ctx, &kgo.Record{Topic: topic, Timestamp: from.Add(time.Hour), Headers: []kgo.RecordHeader{{Key: "event_id", Value: fmt.Appendf(nil, "tx-%v-%d", end, i)}}}).FirstErr(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -183,9 +298,9 @@ func TestVerifyTransactions(t *testing.T) {
 	}
 	transaction(kgo.TryCommit, false) // 10 to 14, control record 15
 	transaction(kgo.TryAbort, false)  // 16 to 20, control record 21
-	w.mark("g", "t", 0, 0, 9)
-	w.commit("g", "t", 0, 22)
-	a, err := w.verify("g", "earliest")
+	w.mark(group, topic, 0, 0, 9)
+	w.commit(group, topic, 0, 22)
+	a, err := w.verify(group, "earliest")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,8 +308,8 @@ func TestVerifyTransactions(t *testing.T) {
 		t.Errorf("with an aborted transaction at the end: %+v, %q", n, a.Partial)
 	}
 	transaction(kgo.TryCommit, true) // 22 to 26, open
-	w.commit("g", "t", 0, 25)
-	if a, err = w.verify("g", "earliest"); err != nil {
+	w.commit(group, topic, 0, 25)
+	if a, err = w.verify(group, "earliest"); err != nil {
 		t.Fatal(err)
 	}
 	if n := a.Totals; n != (replay.Counts{Again: 18, Protected: 10, Twice: 5, Unknown: 3}) {

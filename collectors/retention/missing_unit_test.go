@@ -2,7 +2,9 @@ package retention
 
 import (
 	"testing"
+	"time"
 
+	"oncewatch/collectors/handled"
 	"oncewatch/collectors/kafka"
 	"oncewatch/collectors/postgres"
 )
@@ -56,6 +58,42 @@ func TestMissingCommits(t *testing.T) {
 		m := &postgres.Markers{Table: &postgres.Table{Has: tt.has}}
 		if got, ok := missing(m, tt.marked, tt.group, topics()); ok != tt.ok || got.Gone != tt.gone {
 			t.Errorf("%s: %+v, %v; want %v, %v", name, got, ok, tt.gone, tt.ok)
+		}
+	}
+}
+
+// A group whose offsets are gone is in nobody's list at the first look, and is
+// found by the name that its markers have at the second: what it had handled
+// before is unverified, and no beginning that was seen.
+func TestAGroupFoundByItsMarkersBeganBefore(t *testing.T) {
+	t.Parallel()
+	topics := &kafka.Topics{Topics: map[string]*kafka.Topic{"payments": {Name: "payments", Partitions: make([]kafka.Partition, 1)}}}
+	at := func(minutes int, to int64) []*postgres.Markers {
+		s := postgres.Series{Group: "ledger", Topic: "payments", Oldest: t0, Handled: map[int64]postgres.Handled{}}
+		if to >= 0 {
+			s.Handled[0] = postgres.Handled{To: to, Unseen: []handled.Range{{First: 0, Last: 2, Most: 3}}}
+		}
+		return []*postgres.Markers{{Database: "db", Ready: true, ReadAt: t0.Add(time.Duration(minutes) * time.Minute), Series: []postgres.Series{s},
+			Table: &postgres.Table{Has: postgres.Columns{Group: "g", Topic: "t", Partition: "p", Offset: "o"}}}}
+	}
+	unlisted, found := &kafka.Groups{}, &kafka.Groups{Groups: []*kafka.Group{{Name: "ledger", State: "Dead", Readable: true}}}
+	place := Place{"ledger", "payments", 0}
+	for name, tt := range map[string]struct {
+		first int64
+		began bool
+	}{"markers at the first look": {9, false}, "no markers yet": {-1, true}} {
+		w := watch{}
+		w.see(topics, unlisted, at(0, tt.first))
+		for minutes := range 3 {
+			w.see(topics, found, at(1+minutes, 9))
+		}
+		one := w["db"]
+		if one.began(place) != tt.began {
+			t.Errorf("%s: began while watched: %v, passed unseen %v", name, one.began(place), one.Blind[place])
+		}
+		h := at(0, 9)[0].Series[0].Handled[0]
+		if n := len(one.unverified(place, &h, 0, 10)); n != 1 && !tt.began || n != 0 && tt.began {
+			t.Errorf("%s: %d ranges are unverified", name, n)
 		}
 	}
 }

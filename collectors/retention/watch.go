@@ -178,12 +178,17 @@ func (w *Watched) see(m *postgres.Markers, topics *kafka.Topics, commits map[Pla
 	marked := map[Place]bool{}
 	for i := range m.Series {
 		s := &m.Series[i]
-		g := group(s)
-		if g == nil || s.Topic == "" {
+		// Kafka may not list a group whose offsets are gone, until it is asked for
+		// by the name that the markers have.
+		name := s.Group
+		if g := group(s); g != nil {
+			name = g.Name
+		}
+		if name == "" || s.Topic == "" {
 			continue
 		}
 		for id, h := range s.Handled {
-			p := Place{g.Name, s.Topic, int32(id)}
+			p := Place{name, s.Topic, int32(id)}
 			marked[p] = true
 			if _, ok := w.Blind[p]; ok {
 				continue
