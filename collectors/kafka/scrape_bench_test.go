@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -28,16 +27,7 @@ import (
 func BenchmarkScrapes(b *testing.B) {
 	oncewatch := buildOncewatch(b)
 	c := cluster(b, kfake.SeedTopics(20, names(200)...))
-	load(b, c, names(200), 20, 1000)
-	for g := range 1000 { // each group's second topic
-		var o kadm.Offsets
-		for p := range int32(20) {
-			o.AddOffset(names(200)[(g+77)%200], p, int64(g%9), -1)
-		}
-		if resp, err := c.admin.CommitOffsets(context.Background(), fmt.Sprintf("group-%04d", g), o); err != nil || resp.Error() != nil {
-			b.Fatal(err, resp.Error())
-		}
-	}
+	loadTwice(b, c)
 	for _, way := range []struct{ name, accept, encoding string }{
 		{"gzip", "text/plain;version=0.0.4", "gzip"},
 		{"gzip-openmetrics", "application/openmetrics-text;version=1.0.0", "gzip"},
@@ -47,8 +37,7 @@ func BenchmarkScrapes(b *testing.B) {
 	} {
 		b.Run(way.name, func(b *testing.B) {
 			address := testenv.FreeAddress(b)
-			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","),
-				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--web.enable-pprof", "--poll.interval=15s", "--poll.timeout=10s", "--log.level=error"), address)
+			p := startProgram(b, serve(oncewatch, c.ListenAddrs(), address), address)
 			pid := p.Process.Pid
 			awaitSeries(b, p, address, 100_000)
 			before := residentMB(b, pid)
@@ -116,8 +105,7 @@ func BenchmarkScrapes(b *testing.B) {
 	}
 	b.Run("slow-readers", func(b *testing.B) {
 		address := testenv.FreeAddress(b)
-		p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","),
-			"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--web.enable-pprof", "--poll.interval=15s", "--poll.timeout=10s", "--log.level=error"), address)
+		p := startProgram(b, serve(oncewatch, c.ListenAddrs(), address), address)
 		awaitSeries(b, p, address, 100_000)
 		for range 20 {
 			fetch(b, p.url)
@@ -153,6 +141,22 @@ func BenchmarkScrapes(b *testing.B) {
 			b.ReportMetric(most, "MB-most")
 		}
 	})
+}
+
+// loadTwice fills 200 topics × 20 partitions, and gives 1,000 groups two topics
+// each.
+func loadTwice(b *testing.B, c *fake) {
+	b.Helper()
+	load(b, c, names(200), 20, 1000)
+	for g := range 1000 {
+		var o kadm.Offsets
+		for p := range int32(20) {
+			o.AddOffset(names(200)[(g+77)%200], p, int64(g%9), -1)
+		}
+		if resp, err := c.admin.CommitOffsets(context.Background(), fmt.Sprintf("group-%04d", g), o); err != nil || resp.Error() != nil {
+			b.Fatal(err, resp.Error())
+		}
+	}
 }
 
 // processTime is the processor time that another process has used.
