@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,10 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/twmb/franz-go/pkg/kfake"
 
-	"oncewatch/collectors/kafka"
 	"oncewatch/deploy/testenv"
 )
 
@@ -55,53 +52,6 @@ func fetch(t testing.TB, url string) (samples int) {
 	return samples
 }
 
-// BenchmarkScrape is the time of a scrape over HTTP, compressed and counted, of
-// 50 topics × 20 partitions and 100 groups. With -benchtime=20x it is the
-// median of twenty.
-func BenchmarkScrape(b *testing.B) {
-	for _, tt := range []struct {
-		name        string
-		granularity string
-		gone        bool
-	}{{"partition", kafka.ByPartition, false}, {"topic", kafka.ByTopic, false}, {"brokers-gone", kafka.ByPartition, true}} {
-		b.Run(tt.name, func(b *testing.B) {
-			c := cluster(b, kfake.SeedTopics(20, names(50)...))
-			load(b, c, names(50), 20, 100)
-			w := watch(b, c.ListenAddrs(), func(conf *kafka.Config) { conf.Granularity = tt.granularity })
-			w.mustPoll()
-			if tt.gone {
-				c.Close()
-				w.next()
-			}
-			server := httptest.NewServer(promhttp.HandlerFor(w.reg, promhttp.HandlerOpts{}))
-			defer server.Close()
-			samples := fetch(b, server.URL)
-			var took []time.Duration
-			before := processorTime(b)
-			for b.Loop() {
-				begin := time.Now()
-				fetch(b, server.URL)
-				took = append(took, time.Since(begin))
-			}
-			slices.Sort(took)
-			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-median")
-			b.ReportMetric(float64(samples), "series")
-			// On a busy machine the better figure; the reading client is in it.
-			b.ReportMetric(float64((processorTime(b)-before).Microseconds())/1000/float64(b.N), "cpu-ms")
-		})
-	}
-}
-
-// processorTime is what this process has used.
-func processorTime(t testing.TB) time.Duration {
-	t.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 // BenchmarkPoll is the time of a poll at 100 and 1,000 groups, its requests
 // included.
 func BenchmarkPoll(b *testing.B) {
@@ -119,42 +69,6 @@ func BenchmarkPoll(b *testing.B) {
 				sum += n
 			}
 			b.ReportMetric(float64(sum)/float64(b.N), "requests/poll")
-		})
-	}
-}
-
-// BenchmarkMemory is the memory of the exporter itself, in a process of its
-// own, at 200 topics × 20 partitions and 1,000 groups over 100 scrapes while it
-// polls. Run it with -benchtime=1x.
-func BenchmarkMemory(b *testing.B) {
-	oncewatch := buildOncewatch(b)
-	for _, granularity := range []string{kafka.ByPartition, kafka.ByTopic} {
-		b.Run(granularity, func(b *testing.B) {
-			c := cluster(b, kfake.SeedTopics(20, names(200)...))
-			load(b, c, names(200), 20, 1000)
-			address := testenv.FreeAddress(b)
-			p := startProgram(b, exec.Command(oncewatch, "serve", "--kafka.brokers="+strings.Join(c.ListenAddrs(), ","), "--kafka.granularity="+granularity,
-				"--postgres.dsn=postgres://127.0.0.1:1/none", "--web.listen-address="+address, "--poll.interval=5s", "--poll.timeout=5s", "--log.level=error"), address)
-			awaitSeries(b, p, address, 1000)
-			samples := 0
-			var rss []float64
-			var took []time.Duration
-			for b.Loop() {
-				for i := range 100 {
-					begin := time.Now()
-					samples = fetch(b, p.url)
-					took = append(took, time.Since(begin))
-					if i%10 == 9 {
-						rss = append(rss, residentMB(b, p.Process.Pid))
-					}
-				}
-			}
-			b.Logf("RSS in MB after each ten scrapes: %.0f", rss)
-			slices.Sort(took)
-			b.ReportMetric(rss[len(rss)-1], "MB-last")
-			b.ReportMetric(slices.Max(rss), "MB-most")
-			b.ReportMetric(float64(samples), "series")
-			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "ms-median-scrape")
 		})
 	}
 }
@@ -196,6 +110,25 @@ func BenchmarkTenThousand(b *testing.B) {
 			b.ReportMetric(value(b, p.url, `oncewatch_collector_duration_seconds{collector="topics"} `)*1000, "ms-topics-poll")
 		})
 	}
+}
+
+// program is a process under measurement.
+type program struct {
+	*exec.Cmd
+	url string
+}
+
+func startProgram(t testing.TB, cmd *exec.Cmd, address string) program {
+	t.Helper()
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+	})
+	return program{cmd, "http://" + address + "/metrics"}
 }
 
 // awaitSeries waits until a program serves so many series.

@@ -25,9 +25,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if of := os.Getenv(plainEnv); of != "" {
-		servePlain(of)
-	}
 	code := testenv.Main(m)
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
