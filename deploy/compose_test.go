@@ -30,7 +30,7 @@ type composeService struct {
 	CapDrop     []string `yaml:"cap_drop"`
 	Restart     string
 	Build       *struct{ Context, Dockerfile, Target string }
-	Volumes     []struct{ Type, Source, Target string }
+	Volumes     []composeVolume
 	Ports       []struct {
 		HostIP string `yaml:"host_ip"`
 	}
@@ -40,6 +40,8 @@ type composeService struct {
 	}
 	DependsOn map[string]struct{ Condition string } `yaml:"depends_on"`
 }
+
+type composeVolume struct{ Type, Source, Target string }
 
 // composeFile is the stack as docker compose itself reads it.
 func composeFile(t *testing.T) composeProject {
@@ -109,6 +111,16 @@ func TestCompose(t *testing.T) {
 			}
 		}
 		knowsCommand(t, binary, s.Command, variables...)
+		// A restart forgets nothing: a volume is mounted where the image has a
+		// folder that the program's user may write.
+		if binary == "oncewatch" {
+			kept := "/var/lib/oncewatch"
+			mounted := slices.ContainsFunc(s.Volumes, func(v composeVolume) bool { return v.Type == "volume" && v.Target == kept })
+			if !mounted || !slices.Contains(s.Command, "--state.path="+kept) ||
+				!strings.Contains(dockerfile, "\nCOPY --from=build --chown="+s.User+" /state "+kept+"\n") {
+				t.Errorf("%s keeps no state: %+v", name, s)
+			}
+		}
 	}
 	if ours != 6 {
 		t.Errorf("%d services run our own programs, want migrate, two consumers, pruner, producer and the exporter", ours)

@@ -36,6 +36,17 @@ type object struct {
 			BasicAuth    *struct{ Username, Password struct{ Name, Key string } } `yaml:"basicAuth"`
 			TLSConfig    map[string]any                                           `yaml:"tlsConfig"`
 		}
+		Replicas       int
+		Strategy       struct{ Type string }
+		ServiceName    string `yaml:"serviceName"`
+		ClaimTemplates []struct {
+			Metadata struct{ Name string }
+			Spec     struct {
+				AccessModes      []string `yaml:"accessModes"`
+				StorageClassName string   `yaml:"storageClassName"`
+				Resources        struct{ Requests map[string]string }
+			}
+		} `yaml:"volumeClaimTemplates"`
 		Template struct {
 			Metadata struct{ Labels map[string]string }
 			Spec     podSpec
@@ -47,9 +58,16 @@ type podSpec struct {
 	AutomountServiceAccountToken *bool `yaml:"automountServiceAccountToken"`
 	SecurityContext              struct {
 		RunAsNonRoot   bool                  `yaml:"runAsNonRoot"`
+		FSGroup        int                   `yaml:"fsGroup"`
 		SeccompProfile struct{ Type string } `yaml:"seccompProfile"`
 	} `yaml:"securityContext"`
 	Containers []container
+	Volumes    []struct {
+		Name  string
+		Claim struct {
+			Name string `yaml:"claimName"`
+		} `yaml:"persistentVolumeClaim"`
+	}
 }
 
 type container struct {
@@ -59,7 +77,12 @@ type container struct {
 		Name, Value string
 		ValueFrom   map[string]any `yaml:"valueFrom"`
 	}
-	Resources       struct{ Requests, Limits map[string]string }
+	Resources    struct{ Requests, Limits map[string]string }
+	VolumeMounts []struct {
+		Name      string
+		MountPath string `yaml:"mountPath"`
+		ReadOnly  bool   `yaml:"readOnly"`
+	} `yaml:"volumeMounts"`
 	StartupProbe    *probe `yaml:"startupProbe"`
 	LivenessProbe   *probe `yaml:"livenessProbe"`
 	ReadinessProbe  *probe `yaml:"readinessProbe"`
@@ -96,6 +119,7 @@ func TestChart(t *testing.T) {
 	for name, values := range map[string][]string{
 		"as it is":   nil,
 		"everything": {chart + "/ci/everything-values.yaml"},
+		"one claim":  {chart + "/ci/existing-claim-values.yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +129,7 @@ func TestChart(t *testing.T) {
 			pods := map[string]map[string]string{} // component → its pods' labels
 			for _, o := range objects {
 				kinds[o.Kind]++
-				if o.Kind == "Deployment" || o.Kind == "Job" {
+				if o.Kind == "Deployment" || o.Kind == "StatefulSet" || o.Kind == "Job" {
 					pods[o.Metadata.Labels["app.kubernetes.io/component"]] = o.Spec.Template.Metadata.Labels
 					checkPod(t, o)
 				}
@@ -195,7 +219,7 @@ func checkPod(t *testing.T, o object) {
 		if c.Resources.Limits["memory"] == "" || c.Resources.Requests["cpu"] == "" {
 			t.Errorf("%s has no bounds: %+v", c.Name, c.Resources)
 		}
-		if o.Kind == "Deployment" {
+		if o.Kind != "Job" {
 			for want, probes := range map[string][]*probe{"/-/healthy": {c.StartupProbe, c.LivenessProbe}, "/-/ready": {c.ReadinessProbe}} {
 				for _, p := range probes {
 					if p == nil || p.HTTPGet.Path != want {
@@ -218,6 +242,65 @@ func checkPod(t *testing.T, o object) {
 			}
 		}
 		knowsCommand(t, binary, c.Args, variables...)
+	}
+}
+
+// The state outlives the pod: each replica has a claim of its own, or the only
+// replica has the one that is there already and no second beside it, ever.
+func TestChartKeepsTheState(t *testing.T) {
+	t.Parallel()
+	exporter := func(values ...string) object {
+		for _, o := range rendered(t, values...) {
+			if o.Metadata.Labels["app.kubernetes.io/component"] == "exporter" && len(o.Spec.Template.Spec.Containers) > 0 {
+				return o
+			}
+		}
+		t.Fatal("no exporter")
+		return object{}
+	}
+	// keeps is the name of the volume that --state.path lies in.
+	keeps := func(o object) string {
+		c := o.Spec.Template.Spec.Containers[0]
+		for _, arg := range c.Args {
+			path, ok := strings.CutPrefix(arg, "--state.path=")
+			if !ok {
+				continue
+			}
+			for _, m := range c.VolumeMounts {
+				if strings.HasPrefix(path, m.MountPath+"/") && !m.ReadOnly {
+					return m.Name
+				}
+			}
+			t.Errorf("%s is on no volume: %+v", path, c.VolumeMounts)
+		}
+		return ""
+	}
+	if o := exporter(); o.Kind != "Deployment" || keeps(o) != "" || o.Spec.Strategy.Type != "" {
+		t.Errorf("nothing asked for: %s keeps its state on %q, strategy %q", o.Kind, keeps(o), o.Spec.Strategy.Type)
+	}
+
+	o := exporter(chart + "/ci/everything-values.yaml")
+	if o.Kind != "StatefulSet" || o.Spec.Replicas != 2 || o.Spec.ServiceName != o.Metadata.Name || len(o.Spec.ClaimTemplates) != 1 {
+		t.Fatalf("want a StatefulSet of two with one template of a claim: %+v", o)
+	}
+	claim := o.Spec.ClaimTemplates[0]
+	if claim.Metadata.Name != keeps(o) || claim.Spec.Resources.Requests["storage"] != "2Gi" || claim.Spec.StorageClassName != "fast" || !reflect.DeepEqual(claim.Spec.AccessModes, []string{"ReadWriteOnce"}) {
+		t.Errorf("the state is on %q, the claim is %+v", keeps(o), claim)
+	}
+	if o.Spec.Template.Spec.SecurityContext.FSGroup != 65532 {
+		t.Error("the program's user may not write the volume")
+	}
+
+	o = exporter(chart + "/ci/existing-claim-values.yaml")
+	if o.Kind != "Deployment" || o.Spec.Replicas != 1 || o.Spec.Strategy.Type != "Recreate" {
+		t.Errorf("want one replica, the old one gone before the new one starts: %s %+v", o.Kind, o.Spec.Strategy)
+	}
+	mounted := false
+	for _, v := range o.Spec.Template.Spec.Volumes {
+		mounted = mounted || v.Name == keeps(o) && v.Claim.Name == "oncewatch-state"
+	}
+	if !mounted {
+		t.Errorf("the claim is not mounted: %+v", o.Spec.Template.Spec.Volumes)
 	}
 }
 
@@ -335,6 +418,14 @@ func TestChartRefuses(t *testing.T) {
 		"serviceMonitor: {interval: often}":                                "interval",
 		"resources: {requests: {cpu: 1}, limits: null}":                    "limits",
 		"referenceConsumer: {postgresDSN: {name: n, key: k, password: p}}": "password",
+		"state: {enabled: true, path: /tmp}":                               "path",
+		"state: {enabled: true, size: much}":                               "size",
+		"state: {existingClaim: c}":                                        "state.enabled",
+		"state: {storageClassName: fast}":                                  "state.enabled",
+		"state: {enabled: true, existingClaim: c, storageClassName: fast}": "state.storageClassName",
+		"{replicas: 2, state: {enabled: true, existingClaim: c}}":          "2 replicas cannot share one state",
+		"{config: {state: {path: /tmp}}, state: {enabled: true}}":          "config.state",
+		"config: {state.path: /tmp}":                                       "config.state",
 	} {
 		file := filepath.Join(t.TempDir(), "values.yaml")
 		if err := os.WriteFile(file, []byte(values), 0o644); err != nil {
@@ -367,7 +458,7 @@ func TestMisspeltKeyIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	deployment := filepath.Join(copied, "templates", "deployment.yaml")
+	deployment := filepath.Join(copied, "templates", "exporter.yaml")
 	raw, err := os.ReadFile(deployment)
 	if err != nil {
 		t.Fatal(err)

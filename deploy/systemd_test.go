@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,6 +39,11 @@ func TestSystemdUnits(t *testing.T) {
 			t.Fatalf("%s starts %v", unit, execStart)
 		}
 		knowsCommand(t, filepath.Base(execStart[0]), execStart[1:])
+		// ProtectSystem=strict leaves the exporter one folder to write: its state's.
+		if filepath.Base(unit) == "oncewatch.service" &&
+			(!strings.Contains(string(raw), "\nStateDirectory=oncewatch\n") || !slices.Contains(execStart, "--state.path=%S/oncewatch")) {
+			t.Errorf("%s keeps its state where it may not write, or not at all", unit)
+		}
 
 		// The programs are not installed here: verify their copies.
 		copied := filepath.Join(t.TempDir(), filepath.Base(unit))

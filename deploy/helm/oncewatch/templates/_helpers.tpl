@@ -48,6 +48,7 @@ securityContext:
   runAsUser: 65532
   runAsGroup: 65532
   fsGroup: 65532
+  fsGroupChangePolicy: OnRootMismatch
   seccompProfile: {type: RuntimeDefault}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
@@ -95,4 +96,22 @@ securityContext:
   to: {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /* What cannot be meant by the values of state. */ -}}
+{{- define "oncewatch.checkState" -}}
+{{- $state := .Values.state -}}
+{{- $config := .Values.config -}}
+{{- if or (hasKey $config "state") (hasKey $config "state.path") -}}
+{{- fail "config.state: the container's root is read-only; set state.enabled, which mounts a volume and sets --state.path" -}}
+{{- end -}}
+{{- if and (not $state.enabled) (or $state.existingClaim $state.storageClassName) -}}
+{{- fail "state: a claim or a storage class is named, and state.enabled is not set" -}}
+{{- end -}}
+{{- if and $state.existingClaim $state.storageClassName -}}
+{{- fail "state.storageClassName: state.existingClaim has a class already; leave one of the two out" -}}
+{{- end -}}
+{{- if and $state.existingClaim (gt (int .Values.replicas) 1) -}}
+{{- fail (printf "state.existingClaim: %d replicas cannot share one state; set replicas to 1, or leave state.existingClaim out for a claim for each" (int .Values.replicas)) -}}
+{{- end -}}
 {{- end -}}
