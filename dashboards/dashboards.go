@@ -36,7 +36,6 @@ type Options struct {
 	Set         map[string]string // thresholds by key, over those of ValuesFile
 	ValuesFile  string            // YAML file of thresholds; none if empty
 	RunbookBase string            // address of the runbook pages; alerts.DefaultRunbookBase if empty
-	PageURL     string            // address of the exporter's page; where it is scraped if empty
 }
 
 // Generate returns the JSON of every dashboard by file name. The error names
@@ -49,7 +48,7 @@ func Generate(o Options) (map[string][]byte, error) {
 	base := strings.TrimSuffix(cmp.Or(o.RunbookBase, alerts.DefaultRunbookBase), "/")
 	runbook := func(alert string) string { return base + "/" + alert + ".md" }
 
-	pageURL := strings.TrimSuffix(cmp.Or(o.PageURL, "http://${exporter}"), "/")
+	const pageURL = "http://${exporter}" // its own page, where it is scraped
 	files := map[string][]byte{}
 	var errs []error
 	for _, p := range []page{overview(t, pageURL, base), group(t, pageURL), holding(t)} {

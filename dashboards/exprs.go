@@ -87,6 +87,13 @@ func tenOf(metric, legend string) []query {
 	}
 }
 
+// Graphs of long durations have one unit each: Grafana's own goes over
+// to weeks, and its ticks are odd.
+const (
+	hours   = "suffix:h"
+	minutes = "suffix:min" // what is short when it is well
+)
+
 func num(f float64) string { return strings.TrimSuffix(fmt.Sprintf("%.10g", f), ".0") }
 
 // seconds writes a duration for PromQL.

@@ -61,7 +61,7 @@ type step struct {
 type panel struct {
 	title       string
 	description string // what good looks like, and what to do when it does not
-	noData      string // shown instead of "No data": why there may be none
+	noData      string // shown instead of "No data", after "Not known: ": what may be missing
 	unit        string
 	runbooks    []string // alerts whose runbooks the panel links to
 	base        string   // colour below the first step; empty is "green"
@@ -158,7 +158,8 @@ func (p panel) build(runbookURL func(alert string) string) (dashboard.Panel, err
 		built.FieldConfig = &dashboard.FieldConfigSource{}
 	}
 	defaults := &built.FieldConfig.Defaults
-	defaults.NoValue = &p.noData
+	// Nothing is no good news.
+	defaults.NoValue = cog.ToPtr("Not known: " + p.noData)
 	if p.unit != "" {
 		defaults.Unit = &p.unit
 	}
@@ -249,6 +250,7 @@ func numbers(columns ...column) func(panel) (dashboard.Panel, error) {
 			Orientation(common.VizOrientationVertical).
 			GraphMode(common.BigValueGraphModeNone).
 			ColorMode(common.BigValueColorModeValue).
+			TextMode(textMode(p)).
 			ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"}).Fields("")).
 			ColorScheme(dashboard.NewFieldColorBuilder().Mode(dashboard.FieldColorModeIdThresholds))
 		for _, c := range columns {
@@ -258,6 +260,19 @@ func numbers(columns ...column) func(panel) (dashboard.Panel, error) {
 		built.Targets = p.targets(prometheus.PromQueryFormatTimeSeries, true)
 		return built, err
 	}
+}
+
+// textMode names the values where there are several.
+func textMode(p panel) common.BigValueTextMode {
+	if len(p.queries) > 1 {
+		return common.BigValueTextModeValueAndName
+	}
+	return common.BigValueTextModeValue
+}
+
+// width is a column's, in pixels: all of them fit into 1280.
+func width(pixels int) dashboard.DynamicConfigValue {
+	return dashboard.DynamicConfigValue{Id: "custom.width", Value: pixels}
 }
 
 // countCell colours a count from 1 on: none of a bad thing is no praise, since

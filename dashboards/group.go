@@ -11,11 +11,11 @@ func group(t alerts.Thresholds, pageURL string) page {
 	byTopic := "cluster, consumer_group, topic"
 	// consumed narrows a topic's metric to the topics of the selected groups.
 	consumed := func(metric string) string {
-		return expr(`max by (cluster, topic) (%s) and on (cluster, topic) %s`, sel(metric), sel("consumer_group_topic_info"))
+		return expr(`max by (cluster, topic) (%s) / 3600 and on (cluster, topic) %s`, sel(metric), sel("consumer_group_topic_info"))
 	}
-	noConsumer := "Not known: no consumer of this group exports it, or none is scraped in the selected job"
-	noBroker := "Not known: the exporter has read no commits of this group; is its collector groups up?"
-	noOutbox := "Not known: no consumer with an outbox is scraped for this group"
+	noConsumer := "no consumer of this group exports it, or none is scraped in the selected job"
+	noBroker := "the exporter has read no commits of this group; is its collector groups up?"
+	noOutbox := "no consumer with an outbox is scraped for this group"
 	return page{
 		uid:         groupUID,
 		title:       "oncewatch / Why not?",
@@ -23,13 +23,13 @@ func group(t alerts.Thresholds, pageURL string) page {
 		from:        "now-6h",
 		oneGroup:    true,
 		rows: []row{
-			{"In one look", []panel{answers(t, pageURL, 4, func(e string) string { return e })}},
+			{"In one look", []panel{answers(t, "The group's answers", pageURL, 4, func(e string) string { return e })}},
 			{"Do the markers outlive the records?", []panel{
 				{
 					title: "Inserted against pruned",
 					description: "Markers that appear and vanish per second. Good: the two meet once the table is as old as its retention. " +
 						"Inserted at 0 while events are processed: the handler writes no marker. Pruned far above inserted for long: someone deletes by hand.",
-					noData: "Not known: the ledger has counted nothing yet; see *Will the table hold?*, last row", unit: "rowsps",
+					noData: "the ledger has counted nothing yet; see *Will the table hold?*, last row", unit: "rowsps",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning", "ProcessedEventsMarkersMassDeleted", "ProcessedEventsTableEmpty", "ProcessedEventsEntriesUnfinished"},
 					width:    8, height: 8,
 					queries: []query{
@@ -42,12 +42,12 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Retention: kept against needed",
 					description: "What the pruner really keeps (observed) and is told to keep (configured) against what the broker keeps (topic) and can keep when segments close late (worst case). " +
 						"Good: observed and configured above topic × " + num(t.RetentionRatioWarning) + ", better above the worst case. Otherwise raise the pruner's retention before anything else. Unlimited retention has no line.",
-					noData: "Not known: neither the pruner's nor the broker's retention is exported; see the collectors on the overview", unit: "dtdhms",
+					noData: "neither the pruner's nor the broker's retention is exported; see the collectors on the overview", unit: hours,
 					runbooks: []string{"ProcessedEventsRetentionMisconfigured", "ProcessedEventsRetentionBelowBroker"},
 					width:    8, height: 8,
 					queries: []query{
-						{expr: expr(`min by (cluster, database, consumer_group, topic) (%s)`, sel("processed_events_observed_retention_seconds")), legend: "observed {{consumer_group}} {{topic}}"},
-						{expr: expr(`min by (cluster, database, consumer_group) (%s)`, sel("processed_events_configured_retention_seconds")), legend: "configured {{consumer_group}}"},
+						{expr: expr(`min by (cluster, database, consumer_group, topic) (%s) / 3600`, sel("processed_events_observed_retention_seconds")), legend: "observed {{consumer_group}} {{topic}}"},
+						{expr: expr(`min by (cluster, database, consumer_group) (%s) / 3600`, sel("processed_events_configured_retention_seconds")), legend: "configured {{consumer_group}}"},
 						{expr: consumed("kafka_topic_retention_seconds"), legend: "topic {{topic}}"},
 						{expr: consumed("kafka_topic_worst_case_retention_seconds"), legend: "worst case {{topic}}"},
 					},
@@ -57,11 +57,11 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Oldest record against oldest marker",
 					description: "Good: the marker's line above the record's. Where the record is older, the records between the two have no marker any more: a reset applies them again. " +
 						"In a young table both lines rise together.",
-					noData: "Not known: neither a marker's nor a record's age is exported; see the collectors on the overview", unit: "dtdhms",
+					noData: "neither a marker's nor a record's age is exported; see the collectors on the overview", unit: hours,
 					runbooks: []string{"ProcessedEventsReplayExposed", "ProcessedEventsReplayUnverified"},
 					width:    8, height: 8,
 					queries: []query{
-						{expr: expr(`min by (cluster, database, consumer_group, topic) (%s)`, sel("processed_events_oldest_age_seconds")), legend: "marker {{consumer_group}} {{topic}}"},
+						{expr: expr(`min by (cluster, database, consumer_group, topic) (%s) / 3600`, sel("processed_events_oldest_age_seconds")), legend: "marker {{consumer_group}} {{topic}}"},
 						{expr: consumed("kafka_topic_oldest_record_age_seconds"), legend: "record {{topic}}"},
 					},
 					draw: lines(),
@@ -109,7 +109,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Where duplicates come from",
 					description: "same_offset: the broker delivered a record again, as after a restart or a rebalance. other_offset: the producer published the id twice. " +
 						"Good: only same_offset, and in step with restarts. other_offset: find the producer, ids must be unique for each event.",
-					noData: "Not known: no consumer of this group exports where duplicates come from", unit: "eps",
+					noData: "no consumer of this group exports where duplicates come from", unit: "eps",
 					runbooks: []string{"ProducerEventIdReuse", "ConsumerRebalanceLoop"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, origin) (rate(%s[$__rate_interval]))`, perGroup, sel("events_duplicate_origin_total")), legend: "{{consumer_group}} {{origin}}"}},
@@ -139,7 +139,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 				{
 					title:       "Lag in time, by partition",
 					description: "Age of the oldest record not committed past. Good: seconds. It grows by a second a second on a partition that stands still, also when its producer has stopped.",
-					noData:      noBroker, unit: "dtdhms",
+					noData:      noBroker, unit: "s",
 					runbooks: []string{"ConsumerLagGrowing", "ConsumerRecordsExpiringSoon", "ConsumerRecordsExpiring"},
 					width:    8, height: 7,
 					queries: tenOf("consumer_lag_seconds", "{{topic}} {{partition}}"),
@@ -174,17 +174,17 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Time since each consumer was started",
 					description: "Good: lines that rise. One that falls back to 0 again and again crashes in a loop; one that stays at 0 crashes faster than it is scraped. " +
 						"Lines that end one after the other are consumers that come back under another name.",
-					noData: noConsumer, unit: "dtdhms",
+					noData: noConsumer, unit: hours,
 					runbooks: []string{"ConsumerRebalanceLoop"},
 					width:    8, height: 7,
-					queries: []query{{expr: expr(`bottomk(10, clamp_min(time() - max by (%s, instance) (%s), 0))`, perGroup, sel("consumer_start_time_seconds")), legend: "{{instance}}"}},
+					queries: []query{{expr: expr(`bottomk(10, clamp_min(time() - max by (%s, instance) (%s), 0)) / 3600`, perGroup, sel("consumer_start_time_seconds")), legend: "{{instance}}"}},
 					draw:    lines(),
 				},
 				{
 					title: "Gaps in the producers' sequences",
 					description: "Events that a producer numbered and this group never saw, by partition. Good: 0. " +
 						"Otherwise compare with expired commits above: the broker deleted them; without those, the producer never got them acknowledged.",
-					noData: "Not known: no consumer counts gaps, or the producers number nothing", unit: "short",
+					noData: "no consumer counts gaps, or the producers number nothing", unit: "short",
 					runbooks: []string{"EventsLost"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`topk(10, sum by (%s) (increase(%s[$__rate_interval])) > 0) or topk(1, 0 * sum by (%s) (increase(%s[$__rate_interval])))`, perPartition, sel("events_lost_total"), perPartition, sel("events_lost_total")), legend: "{{topic}} {{partition}}"}},
@@ -208,7 +208,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 				{
 					title:       "Dead letters",
 					description: "Events that ended in the dead-letter table, by reason. Good: 0. Each one is an effect that did not happen: read it with reference-consumer deadletters, mend, requeue.",
-					noData:      "Not known: no consumer exports dead letters; the reference consumer does from its first one on", unit: "short",
+					noData:      "no consumer exports dead letters; the reference consumer does from its first one on", unit: "short",
 					runbooks: []string{"EventsDeadLettered"},
 					steps:    []step{{1, warning}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, reason) (increase(%s[$__rate_interval]))`, perGroup, sel("events_dead_lettered_total")), legend: "{{consumer_group}} {{reason}}"}},
@@ -218,7 +218,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Markers and effects that diverge",
 					description: "Rows of a closed window whose marker and effect were not written by one transaction, by kind. Good: 0. " +
 						"marker_without_effect: an effect was lost. effect_without_marker: it can be repeated. different_transaction: a crash will do either.",
-					noData: "Not known: no effect table is configured, so marker and effect are not compared", unit: "short",
+					noData: "no effect table is configured, so marker and effect are not compared", unit: "short",
 					runbooks: []string{"MarkerEffectDivergence"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (cluster, database, consumer_group, kind) (%s)`, sel("processed_events_divergent_rows")), legend: "{{consumer_group}} {{kind}}"}},
@@ -227,7 +227,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 				{
 					title:       "Outbox: oldest intent",
 					description: "Age of the oldest intent not yet delivered. Good: seconds. Above " + num(t.OutboxPendingAge/60) + " min the receiver refuses or the worker is gone: the effect is committed, but its message is not out.",
-					noData:      noOutbox, unit: "dtdhms",
+					noData:      noOutbox, unit: "s",
 					runbooks: []string{"OutboxStuck"},
 					steps:    []step{{t.OutboxPendingAge, violated}}, width: 12, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("outbox_oldest_pending_age_seconds")), legend: "{{consumer_group}}"}},

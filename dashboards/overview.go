@@ -13,25 +13,25 @@ import (
 // each group keep up, could it be replayed, and can this be believed?
 func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 	const (
-		noConsumer = "Not known: no consumer of these groups exports it, or none is scraped"
-		noBroker   = "Not known: the exporter has read no commits of these groups, or is not scraped"
-		noMarkers  = "Not known: the exporter needs both the marker table and the broker for this"
+		noConsumer = "no consumer of these groups exports it, or none is scraped"
+		noBroker   = "the exporter has read no commits of these groups, or is not scraped"
+		noMarkers  = "the exporter needs both the marker table and the broker for this"
 	)
 	return page{
 		uid:         overviewUID,
 		title:       "oncewatch / Is every event applied once?",
 		description: "Four questions about every consumer group, worst first, and the evidence for the answers.",
 		from:        "now-6h",
-		worst:       worstGroups(t),
+		worst:       worstGroups(),
 		rows: []row{
 			{"In one look", []panel{
-				groupCounts(t),
+				groupCounts(),
 				firingCounts(),
 				{
-					title: "Collectors that are not up to date",
+					title: "Stale collectors",
 					description: fmt.Sprintf("Collectors without a success for longer than %s of their own intervals. Good: 0. Above, the exporter withholds their series, and answers turn unknown; its log names the cause.",
 						num(t.StaleIntervals)),
-					noData: "No exporter is scraped: nothing is watched", unit: "none",
+					noData: "no exporter is scraped, so that nothing is watched", unit: "none",
 					runbooks: []string{"ProcessedEventsExporterPollStale", "ProcessedEventsExporterDown", "ProcessedEventsExporterTargetDown"},
 					steps:    []step{{1, violated}}, width: 5, height: 4,
 					queries: []query{{
@@ -40,7 +40,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					}},
 					draw: numbers(),
 				},
-				answers(t, pageURL, 10, ofWorst),
+				answers(t, "Consumer groups, the worst first", pageURL, 10, ofWorst),
 				firingAlerts(runbooks, 6),
 			}},
 			{"Is every event applied once?", []panel{
@@ -61,7 +61,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					title: "Markers and effects that diverge",
 					description: "Rows of a closed window where marker and effect were not written by one transaction. Good: 0. " +
 						"Otherwise a handler writes on a connection of its own, and a crash between the two loses or repeats an effect.",
-					noData: "Not known: no effect table is configured for these groups, so marker and effect are not compared", unit: "short",
+					noData: "no effect table is configured for these groups, so marker and effect are not compared", unit: "short",
 					runbooks: []string{"MarkerEffectDivergence"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{{expr: ofWorst(expr(`sum by (%[1]s) (max by (%[1]s, database, kind) (%[2]s))`, perGroup, sel("processed_events_divergent_rows"))), legend: "{{consumer_group}}"}},
@@ -139,10 +139,10 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					title: "Time since the last start",
 					description: "Of the group's youngest consumer. Good: rising. A line that falls back to 0 again and again is a crash loop; " +
 						"one that stays at 0 crashes faster than it is scraped.",
-					noData: noConsumer, unit: "dtdhms",
+					noData: noConsumer, unit: hours,
 					runbooks: []string{"ConsumerRebalanceLoop"},
 					width:    12, height: 7,
-					queries: []query{{expr: ofWorst(expr(`clamp_min(time() - max by (%s) (%s), 0)`, perGroup, sel("consumer_start_time_seconds"))), legend: "{{consumer_group}}"}},
+					queries: []query{{expr: ofWorst(expr(`clamp_min(time() - max by (%s) (%s), 0) / 3600`, perGroup, sel("consumer_start_time_seconds"))), legend: "{{consumer_group}}"}},
 					draw:    lines(),
 				},
 			}},
@@ -151,7 +151,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					title: "Marker age ÷ topic retention",
 					description: "Good: above " + num(t.RetentionRatioWarning) + " and flat, or rising steadily while a young table grows old. " +
 						"A fall means that markers were deleted: by a pruner (then its retention is too short) or by hand. Above 3 the line is drawn at 3; a topic that is kept for ever is at 0.",
-					noData: "Not known: no marker age or no topic retention is exported", unit: "none",
+					noData: "no marker age or no topic retention is exported", unit: "none",
 					runbooks: []string{"ProcessedEventsRetentionRatioLow", "ProcessedEventsRetentionUnverifiable"},
 					base:     violated, steps: []step{{t.RetentionRatioCritical, warning}, {t.RetentionRatioWarning, holds}},
 					width: 8, height: 8,
@@ -177,25 +177,25 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					title: "How far back a reset is safe",
 					description: "How far back in time a reset applies nothing twice, the least of the group's partitions. Good: as long as the topic keeps records. " +
 						"A fall tells when markers began to be missed.",
-					noData: noMarkers, unit: "dtdhms",
+					noData: noMarkers, unit: hours,
 					runbooks: []string{"ProcessedEventsReplayExposed"},
 					width:    8, height: 8,
-					queries: []query{{expr: ofWorst(expr(`min by (%s) (%s)`, perGroup, sel("processed_events_safe_rewind_seconds"))), legend: "{{consumer_group}}"}},
+					queries: []query{{expr: ofWorst(expr(`min by (%s) (%s) / 3600`, perGroup, sel("processed_events_safe_rewind_seconds"))), legend: "{{consumer_group}}"}},
 					draw:    lines(),
 				},
 			}},
 			{"Can this be believed?", []panel{
 				{
 					title: "Age of each collector's last success, in its own intervals",
-					description: "Good: below 2, a poll and a scrape. Above " + num(t.StaleIntervals) + " the exporter withholds the collector's series, and panels above go empty on purpose. " +
+					description: "As it was when it was scraped. Good: below 2. Above " + num(t.StaleIntervals) + " the exporter withholds the collector's series, and panels above go empty on purpose. " +
 						"The exporter's log names the cause once. Drawn up to " + num(4*t.StaleIntervals) + ", where one that has never succeeded is.",
-					noData: "No exporter is scraped: is oncewatch running, and in the selected job?", unit: "none",
+					noData: "no exporter is scraped; is oncewatch running, and in the selected job?", unit: "none",
 					runbooks: []string{"ProcessedEventsExporterPollStale", "ProcessedEventsExporterDown", "ProcessedEventsExporterTargetDown"},
 					steps:    []step{{t.StaleIntervals, violated}}, width: 12, height: 7,
 					queries: []query{{
 						// A collector that never succeeded has the timestamp 0: it
 						// must show, and not stretch the axis to the year 1970.
-						expr: expr(`clamp_min(clamp_max((time() - min by (cluster, collector, instance) (%s)) / on (cluster, collector, instance) max by (cluster, collector, instance) (%s), %s), 0)`,
+						expr: expr(`clamp_min(clamp_max(max by (cluster, collector, instance) (timestamp(%[1]s) - %[1]s) / on (cluster, collector, instance) max by (cluster, collector, instance) (%[2]s), %[3]s), 0)`,
 							sel("oncewatch_collector_last_success_timestamp_seconds"), sel("oncewatch_collector_interval_seconds"), num(4*t.StaleIntervals)),
 						legend: "{{collector}} {{instance}}",
 					}},
@@ -205,7 +205,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					title: "What could not be read",
 					description: "Errors by collector and kind. Good: 0. A denied or unreadable topic, group or table costs only its own series, which are missing above. " +
 						"Grant what the log names.",
-					noData: "The exporter has counted no error, or is not scraped: the panel on the left tells which", unit: "short",
+					noData: "no error has been counted, and none would be by an exporter that is not scraped; see the panel on the left", unit: "short",
 					runbooks: []string{"ProcessedEventsExporterPollFailing"},
 					width:    12, height: 7,
 					queries: []query{{expr: expr(`sum by (cluster, collector, kind) (increase(%s[$__rate_interval]))`, sel("oncewatch_errors_total")), legend: "{{collector}} {{kind}}"}},
@@ -218,25 +218,25 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 
 // groupCounts says how many groups there are of each verdict, and how many of
 // them the table has no room for.
-func groupCounts(t alerts.Thresholds) panel {
+func groupCounts() panel {
 	p := panel{
-		title: "Consumer groups by their worst answer",
-		description: fmt.Sprintf("Of all groups, also of those that are not among the %d listed and drawn below. Good: all hold. "+
-			"unknown is not good: what would prove the answer is not exported.", shown),
-		noData: "No consumer group has been seen: is the exporter scraped?", unit: "none",
+		title: "Consumer groups by the gravest that is seen of them",
+		description: fmt.Sprintf("Of all groups, by alerts that fire and by records and rows that are at fault; the table below asks the %d worst of them everything. "+
+			"Good: nothing seen of any, which is no proof that all is well.", shown),
+		noData: "no consumer group has been seen: is the exporter scraped?", unit: "none",
 		runbooks: []string{"ConsumerMetricsAbsent"},
 		base:     unknown, width: 12, height: 4,
 		draw: numbers(
 			column{words[isViolated].text, countCell(violated)}, column{words[isWarning].text, countCell(warning)},
-			column{words[isUnknown].text, countCell(unknown)}, column{words[isHolding].text, countCell(holds)},
+			column{words[isUnknown].text, countCell(unknown)},
 		),
 	}
 	for v := isViolated; v >= isHolding; v-- {
-		which := fmt.Sprintf(">= %s", num(weight(v)))
-		if v < isViolated {
-			which += fmt.Sprintf(" < %s", num(weight(v+1)))
+		name := words[v].text
+		if v == isHolding {
+			name = "nothing seen"
 		}
-		p.queries = append(p.queries, query{expr: expr(`count((%s) %s) or 0 * count(%s)`, trouble(t), which, groups()), legend: words[v].text})
+		p.queries = append(p.queries, query{expr: expr(`count((%s) == %s) or 0 * count(%s)`, seen(), num(weight(v)), groups()), legend: name})
 	}
 	p.queries = append(p.queries, query{expr: expr(`clamp_min(count(%s) - %d, 0)`, groups(), shown), legend: "not listed"})
 	return p
@@ -248,7 +248,7 @@ func firingCounts() panel {
 		title: "How many alerts fire",
 		description: "By severity. Good: 0. It is 0 only where the alert rules are seen to be evaluated; without them nobody is told of anything. " +
 			"Load what oncewatch rules writes.",
-		noData: "Not known: the alert rules are not loaded, or nothing is scraped", unit: "none",
+		noData: "the alert rules are not loaded, or nothing is scraped", unit: "none",
 		runbooks: []string{"ProcessedEventsExporterDown"},
 		base:     unknown, width: 7, height: 4,
 		draw: numbers(column{"critical", countCell(violated)}, column{"warning", countCell(warning)}, column{"info", countCell("blue")}),

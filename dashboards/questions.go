@@ -81,6 +81,20 @@ func trouble(t alerts.Thresholds) string {
 	return strings.Join(sum, " + ")
 }
 
+// seen is the trouble of every group that can be told at a glance, for choosing
+// those that are listed and drawn: the gravest alert that fires, and the counts
+// whose every unit is a fault. All four verdicts of a thousand groups would take
+// many seconds; those of ten do not.
+func seen() string {
+	firing := func(severity string) string {
+		return expr(`ALERTS{alertstate="firing",severity=%q,alertname=~%q,consumer_group=~"$consumer_group",consumer_group!=""}`, severity, ours)
+	}
+	return expr(`%[2]s * group by (%[1]s) (%[3]s or %[4]s > 0 or %[5]s > 0) or %[6]s * group by (%[1]s) (%[7]s or %[8]s > 0) or %[9]s * group by (%[1]s) (%[10]s or %[11]s > 0) or 0 * %[12]s`,
+		perGroup, num(weight(isViolated)), firing("critical"), sel("processed_events_unprotected_records"), sel("processed_events_divergent_rows"),
+		num(weight(isWarning)), firing("warning"), sel("consumer_records_expired"),
+		num(weight(isUnknown)), firing("info"), sel("processed_events_unverified_records"), groups())
+}
+
 // weight is the least trouble of a group whose worst verdict is this one.
 func weight(verdict int) float64 {
 	return [...]float64{isHolding: 0, isUnknown: 1, isWarning: 5, isViolated: 25}[verdict]
@@ -227,9 +241,10 @@ func starts(t alerts.Thresholds) string {
 	return expr(`sum by (%s) (changes(%s) + (min_over_time(%s) > bool (time() - %s)))`, perGroup, s, s, num(window.Seconds()))
 }
 
-// stale are the collectors whose last success, on any replica, is too long ago.
+// stale are the collectors whose last success, on any replica, was too long ago
+// when it was scraped: however rarely that is.
 func stale(t alerts.Thresholds) string {
-	return expr(`time() - max by (cluster, collector) (%s) > %s + %s * max by (cluster, collector) (%s)`,
+	return expr(`min by (cluster, collector) (timestamp(%[1]s) - %[1]s) > %[2]s + %[3]s * max by (cluster, collector) (%[4]s)`,
 		sel("oncewatch_collector_last_success_timestamp_seconds", `collector!="consumers"`),
 		num(time.Duration(t.ClockSkew).Seconds()), num(t.StaleIntervals), sel("oncewatch_collector_interval_seconds"))
 }

@@ -26,11 +26,11 @@ func holding(t alerts.Thresholds) page {
 		dead     = expr(`max by (%s) (%s)`, perTable, sel("processed_events_dead_rows"))
 		bytes    = expr(`(max by (%[1]s) (%[2]s) + sum by (%[1]s) (max by (%[1]s, index) (%[3]s)))`, perTable, sel("processed_events_table_bytes"), sel("processed_events_index_bytes"))
 		days     = num(time.Duration(t.LimitHorizon).Hours() / 24)
-		noTable  = "Not known: the table's health is not exported; is the collector table up?"
-		noLedger = "Not known: the ledger is not exported; is the collector markers up?"
-		noCount  = "Not known: counts are withheld until the ledger is complete; see the last row"
-		noDay    = "Not known: needs the counts of " + t.PruneCycle.String() + " before"
-		noPruner = "Not known: no pruner is scraped in the selected job; reference-consumer prune exports this"
+		noTable  = "the table's health is not exported; is the collector table up?"
+		noLedger = "the ledger is not exported; is the collector markers up?"
+		noCount  = "counts are withheld until the ledger is complete; see the last row"
+		noDay    = "needs the counts of " + t.PruneCycle.String() + " before"
+		noPruner = "no pruner is scraped in the selected job; reference-consumer prune exports this"
 	)
 	return page{
 		uid:         tableUID,
@@ -50,7 +50,7 @@ func holding(t alerts.Thresholds) page {
 					title: "Share of the row limit in " + days + " days",
 					description: "At the pace of the last day, of the group nearest to its limit. Good: below 100 %. Shown up to 200 %. " +
 						"Otherwise prune more, or raise the limit with a plan for disk and vacuum.",
-					noData: "Not known: no row limit is configured, or there are no counts of a day before", unit: "percentunit",
+					noData: "no row limit is configured, or there are no counts of a day before", unit: "percentunit",
 					runbooks: []string{"ProcessedEventsRowCountWillExceedLimit"},
 					steps:    []step{{0.8, warning}, {1, violated}}, width: 6, height: 4,
 					queries: []query{{expr: expr(`clamp_max(max((%s) / %s), 2)`, forecast, limit), legend: "share"}}, draw: numbers(),
@@ -134,18 +134,18 @@ func holding(t alerts.Thresholds) page {
 				},
 				{
 					title: "Time since the last vacuum", description: "Good: less than a day on a table that is pruned. Otherwise lower autovacuum_vacuum_scale_factor for this table: the default waits for 20 % of it.",
-					noData: "Not known: the table's health is not exported, or it has never been vacuumed", unit: "dtdhms",
+					noData: "the table's health is not exported, or it has never been vacuumed", unit: hours,
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
-					queries: []query{{expr: expr(`time() - max by (%s) (%s > 0)`, perTable, sel("processed_events_last_vacuum_timestamp_seconds")), legend: "{{database}}"}},
+					queries: []query{{expr: expr(`(time() - max by (%s) (%s > 0)) / 3600`, perTable, sel("processed_events_last_vacuum_timestamp_seconds")), legend: "{{database}}"}},
 					draw:    lines(),
 				},
 				{
 					title: "What holds vacuum back", description: "For how long each kind of holder has kept vacuum from removing rows: a session's open transaction, a prepared transaction, a replication slot. Good: minutes. A line that rises steadily is one forgotten holder: end it, or dead rows stay.",
-					noData: noTable, unit: "dtdhms",
+					noData: noTable, unit: minutes,
 					runbooks: []string{"ConsumerHandleLatencyP99High"},
-					steps:    []step{{600, warning}, {3600, violated}}, width: 8, height: 7,
-					queries: []query{{expr: expr(`max by (%s, holder) (%s)`, perTable, sel("processed_events_xmin_horizon_age_seconds")), legend: "{{database}} {{holder}}"}},
+					steps:    []step{{10, warning}, {60, violated}}, width: 8, height: 7,
+					queries: []query{{expr: expr(`max by (%s, holder) (%s) / 60`, perTable, sel("processed_events_xmin_horizon_age_seconds")), legend: "{{database}} {{holder}}"}},
 					draw:    lines(),
 				},
 			}},
@@ -168,10 +168,10 @@ func holding(t alerts.Thresholds) page {
 				},
 				{
 					title: "Time since the pruner finished", description: "Good: below twice its interval. Otherwise look whether it runs at all, and whether another one holds its advisory lock.",
-					noData: noPruner, unit: "dtdhms",
+					noData: noPruner, unit: minutes,
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning"},
 					width:    8, height: 7,
-					queries: []query{{expr: expr(`time() - max by (cluster, instance) (%s > 0)`, sel("marker_prune_last_success_timestamp_seconds")), legend: "{{instance}}"}},
+					queries: []query{{expr: expr(`(time() - max by (cluster, instance) (%s > 0)) / 60`, sel("marker_prune_last_success_timestamp_seconds")), legend: "{{instance}}"}},
 					draw:    lines(),
 				},
 			}},
@@ -185,7 +185,7 @@ func holding(t alerts.Thresholds) page {
 						{expr: expr(`min by (%s) (%s)`, perTable, sel("oncewatch_ledger_ready")), legend: "{{database}} ready"},
 						{expr: expr(`max by (%s, reason) (%s)`, perTable, sel("oncewatch_ledger_inexact")), legend: "{{database}} inexact: {{reason}}"},
 					},
-					draw: lines(),
+					draw: lines(shouldBeZero),
 				},
 				{
 					title: "Rows the scrub corrected", description: "Good: 0. Otherwise rows changed in a way the ledger cannot see at once: deletions in the middle of the table, or very late commits.",
@@ -197,10 +197,10 @@ func holding(t alerts.Thresholds) page {
 				},
 				{
 					title: "Since when every bucket has been verified", description: "Good: hours at most. Growing without end: the scrub's budget is too small for this table.",
-					noData: noLedger, unit: "dtdhms",
+					noData: noLedger, unit: hours,
 					runbooks: []string{"ProcessedEventsExporterPollStale"},
 					width:    8, height: 7,
-					queries: []query{{expr: expr(`max by (%s) (%s)`, perTable, sel("oncewatch_ledger_scrub_age_seconds")), legend: "{{database}}"}},
+					queries: []query{{expr: expr(`max by (%s) (%s) / 3600`, perTable, sel("oncewatch_ledger_scrub_age_seconds")), legend: "{{database}}"}},
 					draw:    lines(),
 				},
 			}},

@@ -22,7 +22,7 @@ const (
 
 // words are the verdicts as the exporter's page says them.
 var words = [...]struct{ text, color string }{
-	isHolding: {"holds", holds}, isUnknown: {"unknown", unknown}, isWarning: {"warning", warning}, isViolated: {"violated", violated},
+	isHolding: {"ok", holds}, isUnknown: {"unknown", unknown}, isWarning: {"warning", warning}, isViolated: {"violated", violated},
 }
 
 // shown is how many consumer groups are listed and drawn: more lines cannot be
@@ -34,13 +34,13 @@ const shown = 10
 func ofWorst(e string) string { return strings.ReplaceAll(e, "$consumer_group", "$worst") }
 
 // worstGroups is the query of that variable.
-func worstGroups(t alerts.Thresholds) string {
-	return expr(`query_result(topk(%d, %s))`, shown, trouble(t))
+func worstGroups() string {
+	return expr(`query_result(topk(%d, %s))`, shown, seen())
 }
 
 // answers is one row for each of some consumer groups, and one column for each
 // question, the group in most trouble first.
-func answers(t alerts.Thresholds, pageURL string, height uint32, narrow func(string) string) panel {
+func answers(t alerts.Thresholds, title, pageURL string, height uint32, narrow func(string) string) panel {
 	var (
 		queries []query
 		columns = []column{{"Consumer group", groupLinks(pageURL)}, {"Worst", overallCell()}}
@@ -56,32 +56,32 @@ func answers(t alerts.Thresholds, pageURL string, height uint32, narrow func(str
 			columns = append(columns, column{name, properties})
 		}
 	}
-	number := func(unit, missing string) []dashboard.DynamicConfigValue {
+	number := func(pixels int, unit, missing string) []dashboard.DynamicConfigValue {
 		return []dashboard.DynamicConfigValue{
-			{Id: "unit", Value: unit}, {Id: "noValue", Value: missing}, {Id: "custom.align", Value: "right"},
+			width(pixels), {Id: "unit", Value: unit}, {Id: "noValue", Value: missing}, {Id: "custom.align", Value: "right"},
 			{Id: "color", Value: map[string]any{"mode": "fixed", "fixedColor": "text"}},
 		}
 	}
 	add("Worst", trouble(t))
 	q := questions(t)
 	for _, one := range q {
-		fmt.Fprintf(&about, "\n- **%s** holds where %s.", one.name, one.good)
+		fmt.Fprintf(&about, "\n- **%s** is ok where %s.", one.name, one.good)
 	}
 	add(q[0].name, q[0].verdict(), verdictCell()...)
 	add(q[1].name, q[1].verdict(), verdictCell()...)
-	add("Progress", expr(`sum by (%s) (%s) / %s`, perGroup, progress(t), num(float64(t.StalledWindow)/1e9)), number("recps", "not known")...)
-	add("Time left", expr(`min by (%s) (%s) < +Inf`, perGroup, timeLeft()), number("dtdhms", "not known, or no limit")...)
+	add("Progress", expr(`sum by (%s) (%s) / %s`, perGroup, progress(t), num(float64(t.StalledWindow)/1e9)), number(95, "recps", "not known")...)
+	add("Time left", expr(`min by (%s) (%s) < +Inf`, perGroup, timeLeft()), number(115, "dtdhms", "not known")...)
 	add(q[2].name, q[2].verdict(), verdictCell()...)
-	add("Safe back to", expr(`1000 * (time() - min by (%s) (%s))`, perGroup, sel("processed_events_safe_rewind_seconds")), number("dateTimeAsIso", "not known")...)
-	add("Twice, at least", unprotected(perGroup), number("short", "not known")...)
-	add("Twice, at most", unprotectedAtMost(perGroup), number("short", "not known")...)
+	add("Safe back to", expr(`1000 * (time() - min by (%s) (%s))`, perGroup, sel("processed_events_safe_rewind_seconds")), number(160, "dateTimeAsIso", "not known")...)
+	add("Twice, at least", unprotected(perGroup), number(115, "short", "not known")...)
+	add("Twice, at most", unprotectedAtMost(perGroup), number(115, "short", "not known")...)
 	add(q[3].name, q[3].verdict(), verdictCell()...)
 	return panel{
-		title: "Consumer groups, the worst first",
-		description: "Every answer should say **holds**. **unknown** means that what would prove it is not exported, and ranks above what holds.\n" + about.String() + `
+		title: title,
+		description: "Every answer should say **ok**. Good: nothing else is seen. **unknown** means that what would prove it is not exported, and ranks above what is ok.\n" + about.String() + `
 
-**Progress** is how many records the group has passed each second in the last ` + t.StalledWindow.String() + `. **Time left** is the topic's retention less the age of what waits. **Safe back to** is the earliest time to which a reset applies nothing twice. **Twice** is how many records a reset to the earliest offset would apply twice: *at least* those known to have lost their markers, *at most* those and the ones that nobody has verified. A firing alert counts as its severity says. A group stays listed for six hours after it was last seen.`,
-		noData:   "No consumer group has been seen: is the exporter scraped, and does the selection above match one?",
+**Progress** is how many records the group has passed each second in the last ` + t.StalledWindow.String() + `. **Time left** is the topic's retention less the age of what waits; not known too where there is no limit. **Safe back to** is the earliest time to which a reset applies nothing twice. **Twice** is how many records a reset to the earliest offset would apply twice: *at least* those known to have lost their markers, *at most* those and the ones that nobody has verified. A firing alert counts as its severity says. A group stays listed for six hours after it was last seen.`,
+		noData:   "no consumer group has been seen: is the exporter scraped, and does the selection above match one?",
 		runbooks: []string{"ProcessedEventsReplayExposed", "ConsumerStalled", "ConsumerMetricsAbsent"},
 		width:    gridWidth, height: height,
 		queries: queries,
@@ -127,7 +127,7 @@ func firingAlerts(base string, height uint32) panel {
 		title: "Alerts that fire",
 		description: "At most 20, the gravest first; the number of all is above. Good: none, while that number is 0 and not unknown. " +
 			"An alert's name opens its runbook.",
-		noData:   "No alert of oncewatch fires, or its rules are not loaded: the number above tells which",
+		noData:   "none is seen to fire, and none would be without the rules; the number above tells whether they are loaded",
 		runbooks: []string{"ProcessedEventsExporterDown"},
 		width:    gridWidth, height: height,
 		queries: []query{
@@ -149,11 +149,11 @@ func firingAlerts(base string, height uint32) panel {
 			}},
 		}, []column{
 			{"Severity", append(coloured(), severity)},
-			{"Alert", []dashboard.DynamicConfigValue{{Id: "links", Value: []dashboard.DashboardLink{{
+			{"Alert", []dashboard.DynamicConfigValue{width(320), {Id: "links", Value: []dashboard.DashboardLink{{
 				Title: "Runbook: ${__value.text}", Type: dashboard.DashboardLinkTypeLink, Icon: "doc",
 				Tooltip: "What it means and what to do", Url: cog.ToPtr(base + "/${__value.raw}.md"), Tags: []string{}, TargetBlank: true,
 			}}}}},
-			{"Since", []dashboard.DynamicConfigValue{{Id: "unit", Value: "dateTimeAsIso"}, {Id: "noValue", Value: "not known"}}},
+			{"Since", []dashboard.DynamicConfigValue{width(180), {Id: "unit", Value: "dateTimeAsIso"}, {Id: "noValue", Value: "not known"}}},
 		}),
 	}
 }
@@ -186,6 +186,7 @@ func verdictMappings(values ...word) dashboard.DynamicConfigValue {
 // coloured is a cell on a ground of its value's colour.
 func coloured() []dashboard.DynamicConfigValue {
 	return []dashboard.DynamicConfigValue{
+		width(100),
 		{Id: "custom.cellOptions", Value: common.TableColoredBackgroundCellOptions{
 			Type: common.TableCellDisplayModeColorBackground, Mode: cog.ToPtr(common.TableCellBackgroundDisplayModeBasic),
 		}},

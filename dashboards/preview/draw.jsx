@@ -15,8 +15,8 @@ import {createRoot} from 'react-dom/client';
 import {lastValueFrom} from 'rxjs';
 
 const params = new URLSearchParams(location.search);
-const theme = createTheme({colors: {mode: 'light'}});
-const to = Math.floor(Date.now() / 1000);
+const theme = createTheme({colors: {mode: params.get('theme')}});
+const to = Number(params.get('now'));
 const from = to - Number(params.get('range'));
 const timeRange = {from: dateTime(from * 1000), to: dateTime(to * 1000), raw: {from: 'now-' + params.get('range') + 's', to: 'now'}};
 const scrape = Number(params.get('scrape'));
@@ -35,7 +35,7 @@ function fill(expr, step) {
 }
 
 async function api(path, query) {
-  const answer = await fetch('/api/v1/' + path + '?' + new URLSearchParams(query));
+  const answer = await fetch('/api/v1/' + path, {method: 'POST', body: new URLSearchParams(query)});
   const body = await answer.json();
   if (body.status !== 'success') throw new Error(`${path} ${query.query}: ${body.error}`);
   return body.data.result ?? body.data;
@@ -48,8 +48,18 @@ async function frames(panel, width) {
   const all = [];
   for (const target of panel.targets) {
     const query = fill(target.expr, step);
-    if (target.instant) {
+    if (target.instant && target.format === 'table') {
       all.push(tableFrame(target.refId, await api('query', {query, time: to})));
+      continue;
+    }
+    if (target.instant) {
+      for (const series of await api('query', {query, time: to})) {
+        all.push(createDataFrame({refId: target.refId, fields: [
+          {name: 'Time', type: FieldType.time, values: [to * 1000], config: {}},
+          {name: 'Value', type: FieldType.number, values: [Number(series.value[1])], labels: series.metric,
+            config: {displayNameFromDS: legend(target.legendFormat, series.metric)}},
+        ]}));
+      }
       continue;
     }
     for (const series of await api('query_range', {query, start: from, end: to, step})) {
@@ -74,6 +84,7 @@ async function frames(panel, width) {
 // What the Prometheus data source returns for the format "table".
 function tableFrame(refId, result) {
   const labels = [...new Set(result.flatMap((s) => Object.keys(s.metric)))].sort();
+  if (!result.length) return createDataFrame({refId, fields: []});
   return createDataFrame({refId, fields: [
     {name: 'Time', type: FieldType.time, values: result.map((s) => s.value[0] * 1000), config: {}},
     ...labels.map((l) => ({name: l, type: FieldType.string, values: result.map((s) => s.metric[l] ?? ''), config: {}})),
@@ -137,11 +148,14 @@ function Body({panel, data, width, height}) {
       return <TimeSeries frames={data.frames} timeRange={timeRange} timeZone="utc" width={width} height={height}
         legend={panel.options.legend} options={panel.options} />;
     case 'stat': {
-      const field = data.frames[0].fields[1];
-      const last = field.values.findLast((v) => v !== null);
-      return <BigValue theme={theme} width={width} height={height} value={field.display(last)}
-        colorMode={panel.options.colorMode} graphMode={panel.options.graphMode} justifyMode={panel.options.justifyMode}
-        sparkline={{y: field, x: data.frames[0].fields[0]}} />;
+      const fields = data.frames.map((f) => f.fields[1]);
+      const each = width / fields.length;
+      return <div style={{display: 'flex'}}>{fields.map((field, i) => {
+        const value = field.display(field.values.findLast((v) => v !== null));
+        if (fields.length > 1) value.title = getFieldDisplayName(field, data.frames[i]);
+        return <BigValue key={i} theme={theme} width={each} height={height} value={value} textMode={panel.options.textMode}
+          colorMode={panel.options.colorMode} graphMode={panel.options.graphMode} justifyMode={panel.options.justifyMode} />;
+      })}</div>;
     }
     case 'table':
       return <TableNG data={data.frames[0]} width={width} height={height} cellHeight={panel.options.cellHeight}
@@ -204,7 +218,7 @@ function Dashboard({board}) {
     <div style={{background: theme.colors.background.canvas, padding: margin}}>
       <div style={{display: 'flex', flexWrap: 'wrap', gap: 8, alignItems: 'center', marginBottom: 8}}>
         <h4 style={{margin: '0 8px 0 0'}}>{board.title}</h4>
-        {board.templating.list.map((v) => (
+        {board.templating.list.filter((v) => v.hide !== 2).map((v) => (
           <span key={v.name} style={{border: `1px solid ${theme.colors.border.medium}`, borderRadius: 2, fontSize: 12, background: theme.colors.background.primary}}>
             <span style={{padding: '3px 6px', color: theme.colors.text.secondary}}>{v.label}</span>
             <span style={{padding: '3px 8px 3px 2px'}}>{v.type === 'datasource' ? 'Prometheus' : v.name === 'consumer_group' && params.get('group') || 'All'} ▾</span>
@@ -229,7 +243,13 @@ function Dashboard({board}) {
 // Axes are sized by measuring text: the font must be there first.
 await Promise.all([400, 500].map((weight) => document.fonts.load(`${weight} 12px Inter`)));
 const board = await (await fetch(params.get('dashboard'))).json();
-for (const v of board.templating.list) variables[v.name] = v.name === 'consumer_group' && params.get('group') || v.allValue;
+for (const v of board.templating.list) {
+  variables[v.name] = v.name === 'consumer_group' && params.get('group') || v.allValue;
+  const chosen = /^query_result\((.+)\)$/s.exec(v.query);
+  if (!chosen) continue;
+  const names = (await api('query', {query: fill(chosen[1], 60), time: to})).map((s) => s.metric.consumer_group);
+  variables[v.name] = [...new Set(names)].map((n) => n.replace(/[.*+?^${}()|[\]\\]/g, '\\\\$&')).join('|');
+}
 window.empty = [];
 window.waiting = board.panels.filter((p) => p.type !== 'row').length;
 createRoot(document.getElementById('root')).render(

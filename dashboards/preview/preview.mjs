@@ -24,6 +24,11 @@ const {values: flags} = parseArgs({
     'scrape-interval': {type: 'string', default: '15s'},
     group: {type: 'string', default: ''}, // consumer group of "Why not?"
     width: {type: 'string', default: '1280'},
+    height: {type: 'string', default: '0'}, // only so much of the page; 0 is all of it
+    theme: {type: 'string', default: 'light'}, // or dark
+    now: {type: 'string', default: ''}, // Unix time at the right edge
+    only: {type: 'string', default: ''}, // uid of the one dashboard to draw
+    prefix: {type: 'string', default: ''}, // of the pictures' names
   },
 });
 
@@ -48,7 +53,9 @@ const server = createServer(async (req, res) => {
   const url = new URL(req.url, 'http://localhost');
   try {
     if (url.pathname.startsWith('/api/')) {
-      const answer = await fetch(flags.prometheus + url.pathname + url.search);
+      let body = '';
+      for await (const chunk of req) body += chunk;
+      const answer = await fetch(flags.prometheus + url.pathname, {method: 'POST', headers: {'content-type': 'application/x-www-form-urlencoded'}, body});
       res.writeHead(answer.status, {'content-type': 'application/json'}).end(await answer.text());
     } else if (url.pathname === '/draw.js') {
       res.writeHead(200, {'content-type': 'text/javascript'}).end(built('.js'));
@@ -75,17 +82,18 @@ try {
   let failed = false;
   page.on('pageerror', (err) => { console.error(err.message); failed = true; });
   page.on('console', (m) => m.type() === 'error' && process.env.DEBUG && console.error(m.text()));
-  for (const file of (await readdir(join(here, '..'))).filter((f) => f.endsWith('.json'))) {
+  for (const file of (await readdir(join(here, '..'))).filter((f) => f.endsWith('.json') && f.startsWith(flags.only))) {
     const query = new URLSearchParams({
       dashboard: '/' + file, range: seconds(flags.range), scrape: seconds(flags['scrape-interval']),
       group: file.includes('group') ? flags.group : '',
+      theme: flags.theme, now: flags.now || Math.floor(Date.now() / 1000),
     });
     await page.goto(`http://127.0.0.1:${server.address().port}/?${query}`);
     await page.waitForFunction(() => window.drawn, null, {timeout: 120_000});
     const empty = await page.evaluate(() => window.drawn.empty);
-    const out = join(flags.out, file.replace('.json', '.png'));
+    const out = join(flags.out, flags.prefix + file.replace('.json', '.png'));
     // A palette is enough for lines and text, and a quarter of the size.
-    await sharp(await page.screenshot({fullPage: true})).png({palette: true, colours: 128, effort: 10}).toFile(out);
+    await sharp(await page.screenshot(Number(flags.height) ? {clip: {x: 0, y: 0, width: Number(flags.width), height: Number(flags.height)}} : {fullPage: true})).png({palette: true, colours: 128, effort: 10}).toFile(out);
     console.log(out, empty.length ? `without data: ${empty.join('; ')}` : '');
   }
   process.exitCode = failed ? 1 : 0;
