@@ -172,7 +172,7 @@ func observe(t testing.TB, l *ledger, want *[]string) func(context.Context, *pgx
 func counts(t testing.TB, ctx context.Context, conn *pgx.Conn, table *Table) []string {
 	t.Helper()
 	c := newCounter(table)
-	if _, err := conn.Exec(ctx, "SET LOCAL statement_timeout = 0; SET LOCAL enable_seqscan = on"); err != nil {
+	if _, err := conn.Exec(ctx, "SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL enable_seqscan = on"); err != nil {
 		t.Error(err)
 	}
 	group, topic := "NULL", "NULL"

@@ -21,7 +21,7 @@ const (
 	snapshotTime = snapshotBudget + statementTimeout
 	// idleTimeout is how long the server waits for the next statement of a
 	// client that may have vanished.
-	idleTimeout = 600 * time.Millisecond
+	idleTimeout = 700 * time.Millisecond
 	// transactionTimeout is when PostgreSQL 17 and later end it by themselves.
 	transactionTimeout = 980 * time.Millisecond
 )
