@@ -167,7 +167,7 @@ next:
 			if node.Kind == yaml.SequenceNode && flag.Target.Kind() != reflect.Slice {
 				return f.errorAt(node, "%s: want one value, not a list", name) // kong's error would repeat it
 			}
-			if err := f.tryParse(flag, f.value(flag, node)); err != nil {
+			if err := f.try(flag, node); err != nil {
 				return f.errorAt(node, "%s: %s", name, strings.TrimPrefix(err.Error(), "--"+name+": "))
 			}
 			continue
@@ -196,12 +196,11 @@ func (f *File) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, err
 			return nil, nil
 		}
 	}
-	value := f.value(flag, node)
-	if err := f.tryParse(flag, value); err != nil {
+	if err := f.try(flag, node); err != nil {
 		// kong puts the flag's name before it.
 		return nil, f.errorAt(node, "%s", strings.TrimPrefix(err.Error(), "--"+flag.Name+": "))
 	}
-	return value, nil
+	return f.value(flag, node), nil
 }
 
 // value is a key's value for its flag. Scalars go through the flag's own
@@ -233,9 +232,24 @@ func unreadable(path string, err error) error {
 	return fmt.Errorf("%s: %s", path, text)
 }
 
-// tryParse parses the value aside, so that a mistake is reported with the
-// file's name and line.
-func (f *File) tryParse(flag *kong.Flag, value any) error {
+// try parses a key's value aside, so that a mistake is reported with the file's
+// name and line. What lies deeper than a list or a map of values is none: kong's
+// error would show it in Go's syntax.
+func (f *File) try(flag *kong.Flag, node *yaml.Node) error {
+	first, step := 0, 1
+	if node.Kind == yaml.MappingNode {
+		first, step = 1, 2 // the values
+	}
+	for i := first; i < len(node.Content); i += step {
+		one := node.Content[i]
+		if one.Kind == yaml.AliasNode {
+			one = one.Alias
+		}
+		if one.Kind != yaml.ScalarNode {
+			return errors.New("want plain values in it, no list and no mapping")
+		}
+	}
+	value := f.value(flag, node)
 	if value == nil {
 		return nil
 	}

@@ -142,6 +142,8 @@ func TestMistakesNameTheirLine(t *testing.T) {
 		"stores: {a: b}\n":                     "oncewatch.yml:1: stores: want a list",
 		"stores: []\n":                         "oncewatch.yml:1: stores: the list is empty",
 		"poll.interval: \"15\"\n":              `oncewatch.yml:1: poll.interval: invalid duration "15": want for example 15s, 90m or 8d`,
+		"kafka:\n  brokers: [{a: 1}]\n":        "oncewatch.yml:2: kafka.brokers: want plain values in it, no list and no mapping",
+		"keep: {times: {g: {h: 1d}}}\n":        "oncewatch.yml:1: keep.times: want plain values in it",
 		"keep.retention: 0\n":                  "oncewatch.yml:1: keep.retention: 0 is not a time",
 		"keep: {times: {g: 8x}}\n":             `oncewatch.yml:1: keep.times: g: invalid duration "8x"`,
 		"hunter2:\n":                           "oncewatch.yml:1: unknown key: is this",
