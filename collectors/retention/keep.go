@@ -3,6 +3,8 @@ package retention
 import (
 	"maps"
 	"time"
+
+	"oncewatch/collectors/postgres"
 )
 
 // Kept is what a source knows of one store and cannot find out again.
@@ -57,5 +59,15 @@ func (s *Source) Restore(k *Kept) {
 	s.watch[k.Database] = k.Watched
 	for _, t := range k.Times {
 		s.times[timesKey{k.Database, t.Group, t.Topic}] = &times{from: t.From, gone: t.Gone, parts: t.Parts}
+	}
+}
+
+// forgetOthers forgets what was seen by time of a store's earlier table.
+func (s *Source) forgetOthers(stores []*postgres.Markers) {
+	for _, m := range stores {
+		if w := s.watch[m.Database]; w == nil || !m.Ready || w.Identity == m.Identity {
+			continue
+		}
+		maps.DeleteFunc(s.times, func(key timesKey, _ *times) bool { return key.database == m.Database })
 	}
 }

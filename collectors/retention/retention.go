@@ -106,6 +106,7 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 		return nil, &poll.KindError{Kind: "waiting", Err: errors.New("markers, topics and groups are compared once all three have been read: see their own collectors")}
 	}
 	s.history.see(now, groups)
+	s.forgetOthers(stores)
 	s.watch.see(topics, groups, stores)
 
 	out := &Snapshot{At: now, byTopic: s.o.ByTopic}
