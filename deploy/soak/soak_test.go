@@ -277,6 +277,7 @@ type maxima struct {
 	mu                  sync.Mutex
 	looks               int
 	sessions            int
+	third               time.Duration // for how long there were more than two
 	statement, snapshot time.Duration
 	stall               time.Duration // of the machine
 }
@@ -284,6 +285,7 @@ type maxima struct {
 // watch looks at the server's sessions until the context ends.
 func (m *maxima) watch(ctx context.Context, s *stage) {
 	var conn *pgx.Conn
+	var crowded time.Time // since when there are more than two
 	for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		if conn == nil || conn.IsClosed() {
 			var err error
@@ -302,6 +304,13 @@ func (m *maxima) watch(ctx context.Context, s *stage) {
 		m.mu.Lock()
 		m.looks++
 		m.sessions = max(m.sessions, n)
+		if n <= 2 {
+			crowded = time.Time{}
+		} else if crowded.IsZero() {
+			crowded = time.Now()
+		} else {
+			m.third = max(m.third, time.Since(crowded))
+		}
 		m.statement = max(m.statement, time.Duration(statement*float64(time.Second)))
 		m.snapshot = max(m.snapshot, time.Duration(snapshot*float64(time.Second)))
 		m.mu.Unlock()
@@ -446,7 +455,7 @@ func TestSoak(t *testing.T) {
 	}
 	cancel()
 	wg.Wait()
-	t.Logf("%d rounds; %d looks at the sessions: at most %d, longest statement %s, longest snapshot %s; the machine stalled for up to %s", rounds, m.looks, m.sessions, m.statement, m.snapshot, m.stall)
+	t.Logf("%d rounds; %d looks at the sessions: at most %d, more than two for %s, longest statement %s, longest snapshot %s; the machine stalled for up to %s", rounds, m.looks, m.sessions, m.third, m.statement, m.snapshot, m.stall)
 	if last.goroutines > first.goroutines+5 {
 		t.Errorf("goroutines grew from %.0f to %.0f", first.goroutines, last.goroutines)
 	}
@@ -459,8 +468,11 @@ func TestSoak(t *testing.T) {
 	if m.looks < 100 || m.sessions == 0 {
 		t.Errorf("only %d looks, %d sessions: nothing was seen", m.looks, m.sessions)
 	}
-	if m.sessions > 2 {
-		t.Errorf("the database saw %d sessions at once, want at most 2", m.sessions)
+	// The exporter opens two. One that was cut off may still stand on the server
+	// beside the next ones, until the server notices: at the end of its statement,
+	// or when a transaction has been idle for too long.
+	if most := 2*time.Second + m.stall; m.third > most {
+		t.Errorf("the database saw up to %d sessions at once, more than 2 for %s, want at most 2", m.sessions, m.third)
 	}
 	if most := 600*time.Millisecond + m.stall; m.statement > most {
 		t.Errorf("a statement ran for %s, want at most its timeout of 500 ms (%s with the machine's stalls)", m.statement, most)
