@@ -57,7 +57,7 @@ func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, l
 	}
 	// Before a long look: what was asked for may not be there.
 	seen := e.seen()
-	a, err := seen.Begin(ctx, q, e.kafka, e.now())
+	_, err = seen.Begin(ctx, q, e.kafka, e.now())
 	if err != nil && !e.forgotten(ctx, q, err) {
 		return nil, err
 	}
@@ -66,7 +66,8 @@ func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, l
 			return nil, &replay.InputError{Parameter: "topic", Text: fmt.Sprintf("Kafka keeps no offsets of group %s any more, though it has markers: say which topic to read", q.Group)}
 		}
 		seen.Whole = true
-		if a, err = seen.Begin(ctx, q, e.kafka, e.now()); err != nil {
+		a, err := seen.Begin(ctx, q, e.kafka, e.now())
+		if err != nil {
 			return nil, err
 		}
 		lookups, err := e.lookups(ctx, q)
@@ -95,7 +96,8 @@ func Replay(ctx context.Context, c Config, q replay.Question, look ReplayLook, l
 	if err = e.settle(ctx, look.Counting); err != nil {
 		return nil, err
 	}
-	if a, err = e.Replay(ctx, q); err == nil {
+	a, err := e.Replay(ctx, q)
+	if err == nil {
 		a.Source = "a first look, which knows nothing of markers that had vanished before"
 	}
 	return a, err
