@@ -2,8 +2,10 @@ package kafka_test
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -287,6 +289,58 @@ func TestRealRecordOutlivesItsRetention(t *testing.T) {
 	p.near(t, of("kafka_topic_oldest_record_age_seconds", kept), 3600, 5)
 	p.want(t, fmt.Sprintf("kafka_topic_retention_seconds{topic=%q}", kept), 60)
 	p.want(t, fmt.Sprintf("kafka_topic_worst_case_retention_seconds{topic=%q}", kept), 7260)
+}
+
+// Where the policy compacts and deletes, the cleaner merges old segments with
+// newer ones, and records outlive retention.ms + segment.ms for as long as
+// events come: no worst case is claimed, and the oldest record tells.
+func TestRealCleanerMergesSegments(t *testing.T) {
+	t.Parallel()
+	s := testenv.KafkaServer(t, kafkaserver.Options{Config: map[string]string{
+		"log.retention.check.interval.ms": "200", "log.initial.task.delay.ms": "200", "log.cleaner.backoff.ms": "100"}})
+	client, _, topic := real(t, s, "merged", 1, map[string]string{"cleanup.policy": "compact,delete",
+		"retention.ms": "5000", "segment.ms": "500", "min.cleanable.dirty.ratio": "0.01", "file.delete.delay.ms": "100"})
+	b := watch(t, s.Brokers())
+	b.clock.follow()
+	b.client.Watch(nil, []string{topic})
+	oldest, n := fmt.Sprintf("kafka_topic_oldest_record_age_seconds{partition=\"0\",topic=%q}", topic), 0
+	p := b.until("a record outlives retention.ms + segment.ms by half", func(p page) bool {
+		n++ // each record has a key of its own: compaction removes none
+		r := &kgo.Record{Topic: topic, Key: fmt.Append(nil, n), Value: []byte("v")}
+		if err := client.ProduceSync(context.Background(), r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		return p[oldest] > 1.5*(5+0.5)
+	})
+	p.want(t, fmt.Sprintf("kafka_topic_retention_seconds{topic=%q}", topic), 5)
+	p.want(t, fmt.Sprintf("kafka_topic_worst_case_retention_seconds{topic=%q}", topic), math.Inf(1))
+}
+
+// A topic that is limited by its size alone has no retention in seconds: how
+// many bytes it keeps is told, and the oldest record that is really there.
+func TestRealTopicLimitedBySize(t *testing.T) {
+	t.Parallel()
+	s := testenv.KafkaServer(t, kafkaserver.Options{Config: map[string]string{
+		"log.retention.check.interval.ms": "200", "log.initial.task.delay.ms": "200"}})
+	const mebibyte = 1 << 20
+	client, _, topic := real(t, s, "sized", 1, map[string]string{"retention.ms": "-1",
+		"retention.bytes": strconv.Itoa(mebibyte), "segment.bytes": strconv.Itoa(mebibyte), "file.delete.delay.ms": "100"})
+	b := watch(t, s.Brokers())
+	begin := b.clock.now().Add(-8 * time.Hour)
+	value := make([]byte, 600<<10) // more than half a segment, however it is compressed
+	_, _ = rand.Read(value)
+	for i := range 8 { // an hour apart
+		r := &kgo.Record{Topic: topic, Value: value, Timestamp: begin.Add(time.Duration(i) * time.Hour)}
+		if err := client.ProduceSync(context.Background(), r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.client.Watch(nil, []string{topic})
+	of := func(metric string) string { return fmt.Sprintf("%s{partition=\"0\",topic=%q}", metric, topic) }
+	p := b.until("the broker deletes what is too much", func(p page) bool { return p[of("kafka_topic_partition_log_start_offset")] > 4 })
+	p.near(t, of("kafka_topic_oldest_record_age_seconds"), 3600*(8-p[of("kafka_topic_partition_log_start_offset")]), 5)
+	p.want(t, fmt.Sprintf("kafka_topic_retention_seconds{topic=%q}", topic), math.Inf(1))
+	p.want(t, fmt.Sprintf("kafka_topic_retention_bytes{topic=%q}", topic), mebibyte)
 }
 
 // Asking for a deleted topic does not make it again on a broker whose

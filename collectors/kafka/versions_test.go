@@ -17,7 +17,7 @@ import (
 
 // versions are tried by a command of their own, since each starts a broker:
 //
-//	go test ./collectors/kafka -run TestRealVersions -kafka.versions=3.0.2,3.4.1,3.9.1,4.3.1
+//	go test ./collectors/kafka -run 'TestReal(Versions|Tiered|Share)' -kafka.versions=3.0.2,3.4.1,3.9.1,4.3.1
 var versions = flag.String("kafka.versions", "", "versions of Apache Kafka for TestRealVersions, separated by commas; empty: none")
 
 // What the exporter reads, from each version of the broker: lag and its age,

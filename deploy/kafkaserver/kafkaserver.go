@@ -60,7 +60,11 @@ type node struct {
 
 // Start makes and starts a cluster.
 func Start(ctx context.Context, o Options) (*Server, error) {
-	java, classpath, err := find(ctx, cmp.Or(o.Version, Version), o.Tiered)
+	with := none
+	if o.Tiered {
+		with = tiered
+	}
+	java, classpath, err := find(ctx, cmp.Or(o.Version, Version), with)
 	if err != nil {
 		return nil, err
 	}

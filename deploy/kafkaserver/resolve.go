@@ -19,15 +19,30 @@ var (
 	ErrNoMaven = errors.New("no Maven to resolve Apache Kafka with: install it (Debian: apt-get install maven), or put mvn on PATH")
 )
 
+// extra is what a class path has beside the broker and its tools.
+type extra string
+
+const (
+	none extra = ""
+	// tiered is the storage that Kafka's own tests have for the remote tier: a
+	// folder.
+	tiered extra = "tiered"
+	// streams is Kafka Streams with its examples.
+	streams extra = "streams"
+)
+
 // pom names the broker of a version, its command line tools, a logging backend
-// (slf4j 1.7, as Kafka uses), and with them the storage that Kafka's own tests
-// have for the remote tier: a folder.
-func pom(version string, tiered bool) string {
-	remote := ""
-	if tiered {
-		remote = `
+// (slf4j 1.7, as Kafka uses), and something extra.
+func pom(version string, with extra) string {
+	more := ""
+	switch with {
+	case tiered:
+		more = `
     <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-storage</artifactId><version>` + version + `</version><classifier>test</classifier></dependency>
     <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-clients</artifactId><version>` + version + `</version><classifier>test</classifier></dependency>`
+	case streams:
+		more = `
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-streams-examples</artifactId><version>` + version + `</version></dependency>`
 	}
 	return `<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -37,18 +52,18 @@ func pom(version string, tiered bool) string {
   <dependencies>
     <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + version + `</version></dependency>
     <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>` + version + `</version></dependency>
-    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>2.25.4</version></dependency>` + remote + `
+    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>2.25.4</version></dependency>` + more + `
   </dependencies>
 </project>
 `
 }
 
 // find is what every program of Kafka's is run with.
-func find(ctx context.Context, version string, tiered bool) (java, classpath string, err error) {
+func find(ctx context.Context, version string, with extra) (java, classpath string, err error) {
 	if java, err = findJava(); err != nil {
 		return "", "", err
 	}
-	classpath, err = resolve(ctx, version, tiered)
+	classpath, err = resolve(ctx, version, with)
 	return java, classpath, err
 }
 
@@ -67,14 +82,14 @@ func findJava() (string, error) {
 
 // resolve returns the broker's class path. Maven's own repository is the cache
 // of the files; where they lie is noted beside, so that Maven runs only once.
-func resolve(ctx context.Context, version string, tiered bool) (string, error) {
+func resolve(ctx context.Context, version string, with extra) (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
 		base = os.TempDir()
 	}
 	cache := filepath.Join(base, "oncewatch", "kafka-and-tools-"+version)
-	if tiered {
-		cache += "-tiered"
+	if with != none {
+		cache += "-" + string(with)
 	}
 	note := filepath.Join(cache, "classpath")
 	if text, err := os.ReadFile(note); err == nil && allThere(string(text)) {
@@ -94,7 +109,7 @@ func resolve(ctx context.Context, version string, tiered bool) (string, error) {
 		return "", fmt.Errorf("make a cache for Kafka's class path: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(work) }()
-	if err := os.WriteFile(filepath.Join(work, "pom.xml"), []byte(pom(version, tiered)), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(work, "pom.xml"), []byte(pom(version, with)), 0o644); err != nil {
 		return "", err
 	}
 	out := filepath.Join(work, "classpath")
@@ -123,7 +138,17 @@ func resolve(ctx context.Context, version string, tiered bool) (string, error) {
 // org.apache.kafka.tools.AclCommand for kafka-acls.sh: a command and its first
 // arguments.
 func Tool(ctx context.Context, class string) ([]string, error) {
-	java, classpath, err := find(ctx, Version, false)
+	return command(ctx, class, none)
+}
+
+// StreamsExample is a program of Kafka Streams' examples by its class, such as
+// org.apache.kafka.streams.examples.wordcount.WordCountDemo.
+func StreamsExample(ctx context.Context, class string) ([]string, error) {
+	return command(ctx, class, streams)
+}
+
+func command(ctx context.Context, class string, with extra) ([]string, error) {
+	java, classpath, err := find(ctx, Version, with)
 	if err != nil {
 		return nil, err
 	}
