@@ -77,7 +77,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if f.gzip {
 		head.Set("Content-Encoding", "gzip")
 	}
-	for _, part := range page {
+	for i, part := range page {
+		page[i] = nil // a slow reader holds no more than what it has yet to read
 		if part.send(w) != nil {
 			return
 		}
