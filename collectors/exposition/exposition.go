@@ -38,6 +38,7 @@ type Handler struct {
 	log    *slog.Logger
 	errors *prometheus.CounterVec
 	places chan struct{}
+	soon   time.Duration
 }
 
 // New makes the handler. own holds the metrics of the exporter itself, which
@@ -47,7 +48,7 @@ func New(pollers poll.Set, own *prometheus.Registry, log *slog.Logger, now func(
 	if now == nil {
 		now = time.Now
 	}
-	h := &Handler{own: own, now: now, log: log, places: make(chan struct{}, atOnce),
+	h := &Handler{own: own, now: now, log: log, places: make(chan struct{}, atOnce), soon: soon,
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "promhttp_metric_handler_errors_total",
 			Help: "Total number of internal errors encountered by the promhttp metric handler.",

@@ -114,7 +114,7 @@ func newRig(t testing.TB, source *seen) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.handler = h
+	r.handler = h.AtOnce()
 	snapshots := prometheus.NewRegistry()
 	snapshots.MustRegister(newest{r})
 	r.golden = promhttp.HandlerFor(prometheus.Gatherers{snapshots, own}, promhttp.HandlerOpts{EnableOpenMetrics: true, ErrorHandling: promhttp.ContinueOnError})

@@ -57,7 +57,7 @@ func (u *unit) families(h *Handler, f form, now time.Time) []family {
 			return had.families
 		}
 		// What must no longer be shown is never shown once more.
-		if had.took > soon && seen.Sources == had.seen.Sources {
+		if had.took > h.soon && seen.Sources == had.seen.Sources {
 			if !had.building {
 				had.building = true
 				go u.replace(h, had, seen, now)
