@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"oncewatch/collectors/config"
+	"oncewatch/deploy/testenv"
 )
 
 // readmeCommands are the command lines of a README's code blocks, without
@@ -56,10 +57,7 @@ func TestReadmeCommands(t *testing.T) {
 		}
 		commands = append(commands, found...)
 	}
-	consumer := filepath.Join(t.TempDir(), "reference-consumer")
-	if out, err := exec.Command("go", "build", "-o", consumer, "./reference-consumer").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	consumer := testenv.Build(t, "./reference-consumer")
 	for _, command := range commands {
 		words := strings.Fields(command)
 		switch {

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
 	"oncewatch/reference-consumer/produce"
 )
@@ -36,21 +36,14 @@ func TestPatroniFailover(t *testing.T) {
 		t.Skip("runs with -patroni")
 	}
 	p := newPatroni(t)
-	bin := t.TempDir()
-	for name, pkg := range map[string]string{"reference-consumer": "./reference-consumer", "oncewatch": "."} {
-		cmd := exec.Command("go", "build", "-o", filepath.Join(bin, name), pkg)
-		cmd.Dir = testenv.Root()
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
+	consumer, oncewatch := testenv.Build(t, "./reference-consumer"), testenv.Build(t, ".")
 	brokers := fake(t)
 	s := newStage(t, p.dsn(), brokers, "payments", 2)
 	s.publish(produce.Config{Count: 300, Duplicates: 0.02, Accounts: 20})
 	address := testenv.FreeAddress(t)
 	common := []string{"--postgres.dsn=" + p.dsn(), "--kafka.brokers=" + strings.Join(brokers, ",")}
-	supervise(t, filepath.Join(bin, "reference-consumer"), append([]string{"run", "--web.listen-address=", "--session-timeout=6s", "--log.level=info"}, common...))
-	supervise(t, filepath.Join(bin, "oncewatch"), append([]string{"serve", "--poll.interval=1s", "--web.listen-address=" + address}, common...))
+	supervise(t, consumer, append([]string{"run", "--web.listen-address=", "--session-timeout=6s", "--log.level=info"}, common...))
+	supervise(t, oncewatch, append([]string{"serve", "--poll.interval=1s", "--web.listen-address=" + address}, common...))
 	counted := func() float64 {
 		resp, err := http.Get("http://" + address + "/metrics")
 		if err != nil {
@@ -161,17 +154,13 @@ func newPatroni(t *testing.T) *patroni {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	as := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
-	if os.Geteuid() == 0 { // which PostgreSQL refuses to run as
-		u, err := user.Lookup("postgres")
-		if err != nil {
-			testenv.Missing(t, "a user to run PostgreSQL as", err)
-		}
-		uid, err1 := strconv.Atoi(u.Uid)
-		gid, err2 := strconv.Atoi(u.Gid)
-		if err := errors.Join(err1, err2, os.Chown(dir, uid, gid), os.Chmod(dir, 0o700)); err != nil {
+	if as.Credential, err = pgserver.Unprivileged(); err != nil {
+		testenv.Missing(t, "a user to run PostgreSQL as", err)
+	}
+	if c := as.Credential; c != nil {
+		if err := errors.Join(os.Chown(dir, int(c.Uid), int(c.Gid)), os.Chmod(dir, 0o700)); err != nil {
 			t.Fatal(err)
 		}
-		as.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
 	}
 	run := func(name string, args ...string) *exec.Cmd {
 		cmd := exec.Command(programs[name], args...)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/span"
 )
 
@@ -22,7 +23,7 @@ func (s subject) brokerKeeps() (keep, worst time.Duration, what string, ok bool)
 	}
 	if settings.SizeLimited() {
 		bytes, _ := whole(settings.Bytes.Value)
-		what = fmt.Sprintf("it deletes by size alone (retention.bytes %s a partition); %s", Number(bytes), oldest)
+		what = fmt.Sprintf("it deletes by size alone (retention.bytes %s a partition); %s", number.Grouped(bytes), oldest)
 		if !there {
 			return 0, 0, what, false
 		}

@@ -475,12 +475,6 @@ func TestThresholdsAreTheRules(t *testing.T) {
 	}
 }
 
-func TestNumber(t *testing.T) {
-	if got := checklist.Number(-1234567); got != "-1,234,567" {
-		t.Error(got)
-	}
-}
-
 // What the consumers themselves missed is a loss, wherever they are by now.
 func TestLossOnATopicThatTheGroupLeft(t *testing.T) {
 	w := healthy()

@@ -7,6 +7,7 @@ import (
 
 	"oncewatch/collectors/consumer"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/span"
 )
@@ -37,7 +38,7 @@ func commits(s subject) Line {
 		}
 		return l
 	}
-	l.Value, l.Threshold = Things(ahead, "record"), "few records"
+	l.Value, l.Threshold = number.Of(ahead, "record"), "few records"
 	l.Evidence = append(l.Evidence, evidence)
 	l.Verdict = OK
 	l.Meaning = "Seen from outside: markers run ahead of the committed offset by what is between the two commits."
@@ -114,7 +115,7 @@ func commitOrder(s subject) Line {
 		}
 		compared++
 		if d := p.Committed - 1 - marked.To; d > 0 {
-			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, newest marker at offset %d: %s past the last marker", p.Partition, p.Committed, marked.To, Things(d, "record")))
+			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, newest marker at offset %d: %s past the last marker", p.Partition, p.Committed, marked.To, number.Of(d, "record")))
 			worst, all = max(worst, d), add(all, d)
 		}
 	}
@@ -130,14 +131,14 @@ func commitOrder(s subject) Line {
 		l.Value, l.Verdict = "none", OK
 		l.Meaning = "No committed offset was ahead of the newest marker."
 	case known && float64(all) <= without:
-		l.Value, l.Verdict = Things(all, "record"), OK
+		l.Value, l.Verdict = number.Of(all, "record"), OK
 		l.Meaning = fmt.Sprintf("The newest records left no marker, and the consumers have counted %s duplicates and dead letters, which leave none.", Whole(without))
 	case !known && float64(worst) <= s.facts.Thresholds.LagMin:
-		l.Value, l.Verdict = "up to "+Things(worst, "record")+" a partition", Unknown
+		l.Value, l.Verdict = "up to "+number.Of(worst, "record")+" a partition", Unknown
 		l.Meaning = "The group has committed past records that left no marker. Duplicates, dead letters, transaction markers and compacted records leave none either, and how many of these there were is not known."
 		l.Remedy = verify
 	default:
-		l.Value, l.Verdict = "up to "+Things(worst, "record")+" a partition", Warning
+		l.Value, l.Verdict = "up to "+number.Of(worst, "record")+" a partition", Warning
 		l.Meaning = "The group has committed past records that left no marker, more than its duplicates and dead letters explain. Unless they are transaction markers or were compacted, their events were lost or are being applied without a marker."
 		l.Remedy = verify + " Make the consumer commit to the database first."
 	}

@@ -1,5 +1,7 @@
 package checklist
 
+import "oncewatch/collectors/number"
+
 // deadLetters: an event that could not be applied has been put aside, and
 // waits for somebody to mend its cause and send it again.
 func deadLetters(s subject) Line {
@@ -13,7 +15,7 @@ func deadLetters(s subject) Line {
 		l.Verdict, l.Meaning = Unknown, "The consumers' count of dead letters is no number."
 		return l
 	}
-	l.Value = Things(n, "event")
+	l.Value = number.Of(n, "event")
 	if n > 0 {
 		l.Verdict = Warning
 		l.Meaning = "Their effects are not there. The partition went on without them."

@@ -3,6 +3,7 @@ package checklist
 import (
 	"fmt"
 
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/span"
@@ -34,7 +35,7 @@ func divergence(s subject) Line {
 		compared = d.Compared > 0 && r.Rows >= 0
 		n = add(n, r.Rows)
 		if r.Rows > 0 {
-			l.Evidence = append(l.Evidence, fmt.Sprintf("%s rows: %s", Number(r.Rows), kinds[r.Kind]))
+			l.Evidence = append(l.Evidence, fmt.Sprintf("%s rows: %s", number.Grouped(r.Rows), kinds[r.Kind]))
 		}
 	}
 	for _, p := range d.Problems() {
@@ -48,7 +49,7 @@ func divergence(s subject) Line {
 		}
 		return l
 	}
-	l.Value = Things(n, "row")
+	l.Value = number.Of(n, "row")
 	l.Evidence = append(l.Evidence, fmt.Sprintf("compared with %s, %s of the closed minutes of the last %s", d.Effects, share(d.Compared), span.Text(s.store.Markers.Config.Effect.Window)))
 	if n > 0 {
 		l.Verdict = Violated

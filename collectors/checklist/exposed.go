@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/retention"
 	"oncewatch/collectors/span"
@@ -63,7 +64,7 @@ func exposed(s subject) Line {
 	case n.OK && n.Value > 0:
 		l.Value, l.Verdict = bounds(n.Value, u.Value, "event"), Violated
 		if !u.OK {
-			l.Value = "at least " + Things(n.Value, "event")
+			l.Value = "at least " + number.Of(n.Value, "event")
 		}
 		l.Meaning = "These records are still on the broker, the group has handled them, and their markers are gone: a reset to earliest applies each of them a second time."
 		l.Remedy = "Do not reset the group's offsets to before these. Lengthen the markers' retention, then wait until the broker has deleted the records."
@@ -94,12 +95,12 @@ const maxRanges = 8
 func bounds(least, more int64, thing string) string {
 	switch {
 	case more <= 0:
-		return Things(least, thing)
+		return number.Of(least, thing)
 	case least <= 0:
-		return "at least 0, at most " + Things(more, thing)
+		return "at least 0, at most " + number.Of(more, thing)
 	}
 	most := least + min(more, math.MaxInt64-least)
-	return fmt.Sprintf("at least %s, at most %s", Number(least), Things(most, thing))
+	return fmt.Sprintf("at least %s, at most %s", number.Grouped(least), number.Of(most, thing))
 }
 
 // lossLikely says that markers are pruned, or are to be, before the records

@@ -9,6 +9,7 @@ import (
 	"oncewatch/alerts"
 	"oncewatch/collectors/consumer"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/retention"
@@ -58,6 +59,18 @@ type Store struct {
 	Before *kafka.Groups
 	// Effect is the configured effect table; empty where there is none.
 	Effect string
+}
+
+// table is the marker table; one without a schema of its own where it is not
+// known.
+func (s Store) table() *postgres.Table {
+	switch {
+	case s.Markers != nil && s.Markers.Table != nil:
+		return s.Markers.Table
+	case s.Health != nil && s.Health.Table != nil:
+		return s.Health.Table
+	}
+	return &postgres.Table{Schema: "public", Name: s.Name}
 }
 
 // subject is one consumer group on one topic, with what is known of it.
@@ -166,7 +179,7 @@ func LeftOut(f Facts) []string {
 		return notes
 	}
 	if n := f.Groups.LeftOut; n > 0 {
-		notes = append(notes, fmt.Sprintf("%s consumer groups are left out by --kafka.max-groups.", Number(int64(n))))
+		notes = append(notes, fmt.Sprintf("%s consumer groups are left out by --kafka.max-groups.", number.Grouped(int64(n))))
 	}
 	marked := map[string]bool{}
 	for _, s := range f.Stores {
@@ -184,7 +197,7 @@ func LeftOut(f Facts) []string {
 		}
 	}
 	if unmarked > 0 {
-		notes = append(notes, fmt.Sprintf("%s consumer groups have commits and no markers here; they are exported, not judged.", Number(int64(unmarked))))
+		notes = append(notes, fmt.Sprintf("%s consumer groups have commits and no markers here; they are exported, not judged.", number.Grouped(int64(unmarked))))
 	}
 	return notes
 }

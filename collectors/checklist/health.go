@@ -5,8 +5,8 @@ import (
 	"math"
 	"time"
 
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
-	"oncewatch/collectors/postgres"
 	"oncewatch/collectors/span"
 )
 
@@ -99,7 +99,7 @@ func indexes(s Store) Line {
 	if worst >= bloated {
 		l.Verdict = Warning
 		l.Meaning = "The index has grown much more than the table's markers. It slows the consumer only where its hot pages no longer fit into memory."
-		l.Remedy = fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", sqlIn(tableOf(s), name))
+		l.Remedy = fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", sqlIn(s.table(), name))
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "The indexes take about as much per marker as they did at best."
@@ -117,7 +117,7 @@ func deadRows(s Store, f Facts) Line {
 	}
 	live := s.Markers.Rows()
 	allowed := max(int64(deadShare*float64(live)), deadMin)
-	l.Value, l.Threshold = Number(h.DeadRows)+" dead rows", "below "+Number(allowed)
+	l.Value, l.Threshold = number.Grouped(h.DeadRows)+" dead rows", "below "+number.Grouped(allowed)
 	if h.LastVacuum.IsZero() {
 		l.Evidence = append(l.Evidence, "never vacuumed since the statistics were reset")
 	} else {
@@ -126,7 +126,7 @@ func deadRows(s Store, f Facts) Line {
 	if h.DeadRows > allowed {
 		l.Verdict = Warning
 		l.Meaning = "Deleted markers pile up faster than vacuum removes them."
-		l.Remedy = "See what holds vacuum back; if nothing does: " + alter(tableOf(s), "SET (autovacuum_vacuum_scale_factor = 0.02)")
+		l.Remedy = "See what holds vacuum back; if nothing does: " + alter(s.table(), "SET (autovacuum_vacuum_scale_factor = 0.02)")
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "Vacuum removes what the pruner deletes."
@@ -137,7 +137,7 @@ func deadRows(s Store, f Facts) Line {
 // many markers are deleted in a day as are inserted.
 func autovacuum(s Store, f Facts) Line {
 	h := s.Health
-	l := Line{Rule: "autovacuum", Title: "Does autovacuum come often enough?", Threshold: "once a day, where it is for over " + Number(rareVacuum) + " rows"}
+	l := Line{Rule: "autovacuum", Title: "Does autovacuum come often enough?", Threshold: "once a day, where it is for over " + number.Grouped(rareVacuum) + " rows"}
 	if h.Standby {
 		l.Verdict, l.Meaning = Unknown, "A standby does not know the primary's settings."
 		l.Remedy = "Let the exporter read the primary."
@@ -146,14 +146,14 @@ func autovacuum(s Store, f Facts) Line {
 	if h.Autovacuum.Off {
 		l.Verdict, l.Value = Warning, "off"
 		l.Meaning = "Nothing removes pruned markers and nothing refreshes the planner's statistics, unless somebody runs VACUUM by hand."
-		l.Remedy = alter(tableOf(s), "RESET (autovacuum_enabled)") + " SHOW autovacuum; must say on."
+		l.Remedy = alter(s.table(), "RESET (autovacuum_enabled)") + " SHOW autovacuum; must say on."
 		return l
 	}
 	if h.Autovacuum.DeadRows < 0 {
 		l.Verdict, l.Meaning = Unknown, "When it comes is not known."
 		return l
 	}
-	l.Value = "at " + Number(h.Autovacuum.DeadRows) + " dead rows"
+	l.Value = "at " + number.Grouped(h.Autovacuum.DeadRows) + " dead rows"
 	perDay := 0.0
 	for i := range s.Markers.Series {
 		perDay += s.Markers.PerDay(&s.Markers.Series[i], f.Now)
@@ -169,7 +169,7 @@ func autovacuum(s Store, f Facts) Line {
 	if every > day && h.Autovacuum.DeadRows > rareVacuum && !dropped {
 		l.Verdict = Warning
 		l.Meaning = "Pruned markers lie dead for more than a day before vacuum starts, and then it has all of them to remove at once. A share of a table this large is the wrong measure."
-		l.Remedy = alter(tableOf(s), fmt.Sprintf("SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = %d)", max(rareVacuum, int64(min(perDay/24, math.MaxInt32)))))
+		l.Remedy = alter(s.table(), fmt.Sprintf("SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = %d)", max(rareVacuum, int64(min(perDay/24, math.MaxInt32)))))
 		return l
 	}
 	l.Verdict, l.Meaning = OK, "Vacuum starts before many pruned markers have piled up."
@@ -190,15 +190,4 @@ func Bytes(n int64) string {
 		return fmt.Sprintf("%d B", n)
 	}
 	return fmt.Sprintf("%.1f %s", f, units[i])
-}
-
-// tableOf is the marker table; one without a name where it is not known.
-func tableOf(s Store) *postgres.Table {
-	switch {
-	case s.Markers != nil && s.Markers.Table != nil:
-		return s.Markers.Table
-	case s.Health != nil && s.Health.Table != nil:
-		return s.Health.Table
-	}
-	return &postgres.Table{Schema: "public", Name: s.Name}
 }

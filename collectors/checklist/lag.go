@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/span"
 )
@@ -39,7 +40,7 @@ func lag(s subject) Line {
 		l.Remedy = s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)
 		return l
 	}
-	l.Value = Things(records, "record")
+	l.Value = number.Of(records, "record")
 	wait := time.Duration(0)
 	if !oldest.IsZero() {
 		wait = max(0, s.facts.Now.Sub(oldest))
@@ -72,7 +73,7 @@ func lag(s subject) Line {
 		l.Verdict, l.Meaning = Unknown, "The committed offset lies beyond the log's end, so what waits cannot be told by it."
 		l.Remedy = "See to the offsets that are out of range first."
 	case timeless > 0:
-		l.Verdict, l.Meaning = Unknown, fmt.Sprintf("For how long records wait is not known in %s.", Things(int64(timeless), "partition"))
+		l.Verdict, l.Meaning = Unknown, fmt.Sprintf("For how long records wait is not known in %s.", number.Of(int64(timeless), "partition"))
 		l.Remedy = s.facts.why(poll.ID{Subject: poll.Topics}, "topic "+s.topic)
 	default:
 		l.Verdict, l.Meaning = OK, "The group keeps up."

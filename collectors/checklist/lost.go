@@ -3,6 +3,7 @@ package checklist
 import (
 	"fmt"
 
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 )
 
@@ -26,7 +27,7 @@ func lost(s subject) Line {
 		unverified = add(unverified, max(0, p.Unverified))
 		switch {
 		case p.Expired.Value > 0:
-			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, %s after it were deleted unread", p.Partition, p.Committed, Things(p.Expired.Value, "record")))
+			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d, %s after it were deleted unread", p.Partition, p.Committed, number.Of(p.Expired.Value, "record")))
 		case p.Beyond():
 			outside = true
 			l.Evidence = append(l.Evidence, fmt.Sprintf("partition %d: committed %d lies beyond the log's end", p.Partition, p.Committed))
@@ -35,21 +36,21 @@ func lost(s subject) Line {
 	gaps, told := int64(0), false
 	if s.consumed != nil && s.consumed.Lost.OK() {
 		gaps, told = whole(s.consumed.Lost.Value)
-		l.Evidence = append(l.Evidence, fmt.Sprintf("%s found missing by the consumers: %s", Things(gaps, "event"), s.consumed.Lost.From))
+		l.Evidence = append(l.Evidence, fmt.Sprintf("%s found missing by the consumers: %s", number.Of(gaps, "event"), s.consumed.Lost.From))
 	}
-	l.Value = Things(add(n, gaps), "record")
+	l.Value = number.Of(add(n, gaps), "record")
 	switch {
 	case outside:
 		l.Verdict = Violated
 		l.Meaning = "The committed offset lies beyond the log: the topic was made anew, and the next fetch resets the group."
 		l.Remedy = "Decide where the group goes on before the consumer starts: the markers absorb a replay from the earliest offset."
 	case n > 0 && n <= unverified && gaps == 0:
-		l.Verdict, l.Value = Warning, "at most "+Things(n, "record")
+		l.Verdict, l.Value = Warning, "at most "+number.Of(n, "record")
 		l.Meaning = "Offsets behind the committed one were deleted, and nobody saw what they held: all of them may have been transactions' own markers or records of aborted ones, which no consumer is given."
 		l.Remedy = "Grant READ on the topic: oncewatch then looks at the headers of what waits, and can tell. Meanwhile compare with the producer whether an event is missing."
 	case n > 0:
 		if unverified > 0 {
-			l.Evidence = append(l.Evidence, fmt.Sprintf("at most %s of these may have been transactions' own markers or records of aborted ones", Number(unverified)))
+			l.Evidence = append(l.Evidence, fmt.Sprintf("at most %s of these may have been transactions' own markers or records of aborted ones", number.Grouped(unverified)))
 		}
 		l.Verdict = Violated
 		l.Meaning = "The broker deleted records before the group handled them."

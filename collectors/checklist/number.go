@@ -3,8 +3,8 @@ package checklist
 import (
 	"fmt"
 	"math"
-	"strconv"
-	"strings"
+
+	"oncewatch/collectors/number"
 )
 
 // whole is a count as the sources tell it: what is negative or no number is
@@ -28,38 +28,13 @@ func share(part float64) string {
 	return fmt.Sprintf("%.0f %%", 100*min(max(part, 0), 1))
 }
 
-// Things writes a number of things: 1 record, 2 records.
-func Things(n int64, thing string) string {
-	if n != 1 {
-		thing += "s"
-	}
-	return Number(n) + " " + thing
-}
-
-// Number writes a count in groups of three: 12,345,678.
-func Number(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	sign := ""
-	if n < 0 {
-		sign, s = "-", s[1:]
-	}
-	var b strings.Builder
-	for i, c := range s {
-		if i > 0 && (len(s)-i)%3 == 0 {
-			b.WriteByte(',')
-		}
-		b.WriteRune(c)
-	}
-	return sign + b.String()
-}
-
 // Whole writes a count that was estimated or summed as a float.
 func Whole(f float64) string {
 	n, ok := whole(f)
 	if !ok {
 		return "an unknown number"
 	}
-	return Number(n)
+	return number.Grouped(n)
 }
 
 // add is a sum of counts that saturates; what is negative is no count.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/span"
 )
@@ -92,7 +93,7 @@ func ratio(s subject) Line {
 	if l.Verdict == OK && s.retention != nil {
 		if gone := s.retention.Unprotected(); gone.OK && gone.Value > 0 { // the ages say nothing of holes
 			l.Verdict = Warning
-			l.Meaning = fmt.Sprintf("By their age they do, but the markers of %s on the broker are gone.", Things(gone.Value, "record"))
+			l.Meaning = fmt.Sprintf("By their age they do, but the markers of %s on the broker are gone.", number.Of(gone.Value, "record"))
 			l.Remedy = "Find who deletes them (a second pruning job, a manual DELETE); until then, do not reset the group's offsets."
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/span"
 )
 
@@ -19,15 +20,15 @@ func rows(s subject) Line {
 		l.Meaning = "The markers are still being counted for the first time."
 		return l
 	}
-	l.Value = Things(m.Rows, "marker")
-	l.Evidence = append(l.Evidence, fmt.Sprintf("table %s: %s markers appeared and %s vanished since oncewatch began to look", db.Table, Number(max(0, m.Inserted)), Number(max(0, m.Pruned))))
+	l.Value = number.Of(m.Rows, "marker")
+	l.Evidence = append(l.Evidence, fmt.Sprintf("table %s: %s markers appeared and %s vanished since oncewatch began to look", db.Table, number.Grouped(max(0, m.Inserted)), number.Grouped(max(0, m.Pruned))))
 	limit, keep := db.RowLimit(), db.ConfiguredRetention(m.Group)
 	perDay := db.PerDay(m, s.facts.Now)
 	if perDay > 0 {
 		l.Evidence = append(l.Evidence, fmt.Sprintf("%s markers a day at the last day's rate", Whole(perDay)))
 	}
 	if limit > 0 {
-		l.Threshold = "below " + Number(limit)
+		l.Threshold = "below " + number.Grouped(limit)
 		if m.Rows >= limit {
 			l.Verdict = Violated
 			l.Meaning = "The table holds more markers than the configured limit."

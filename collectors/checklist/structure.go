@@ -38,9 +38,10 @@ func uniqueness(t *postgres.Table) Line {
 			l.Evidence = append(l.Evidence, fmt.Sprintf("unique index %s on (%s)%s", i.Name, strings.Join(i.Columns, ", "), unusable(i)))
 		}
 	}
-	create := "Remove the duplicates that it would name, then: " + t.CreateUniqueIndex(key...) + ";"
+	create := t.CreateUniqueIndex(key...)
 	switch {
-	case t.CreateUniqueIndex(key...) != "":
+	case create != "":
+		create = "Remove the duplicates that it would name, then: " + create + ";"
 	case t.PartitionedBy != "":
 		create = "Partition by range of a UUIDv7 or ULID event id, whose key can be unique over all partitions (reference-consumer migrate --partitioned)."
 	default:

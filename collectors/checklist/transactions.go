@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/span"
 )
 
@@ -32,7 +33,7 @@ func transactions(s subject) Line {
 			continue
 		}
 		held++
-		where := fmt.Sprintf("partition %d: offset %d is the first of a transaction that is still open; %s wait behind it", p.Partition, max(0, p.Next), Things(max(0, p.Lag.Value), "offset"))
+		where := fmt.Sprintf("partition %d: offset %d is the first of a transaction that is still open; %s wait behind it", p.Partition, max(0, p.Next), number.Of(max(0, p.Lag.Value), "offset"))
 		if w := p.Waiting; w.OK && !w.Value.IsZero() {
 			open := max(0, s.facts.Now.Sub(w.Value))
 			longest = max(longest, open)

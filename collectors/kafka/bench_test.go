@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -78,7 +77,7 @@ func BenchmarkPoll(b *testing.B) {
 // -benchtime=1x.
 func BenchmarkTenThousand(b *testing.B) {
 	const n = 10_000
-	oncewatch := buildOncewatch(b)
+	oncewatch := testenv.Build(b, ".")
 	c := cluster(b, kfake.SeedTopics(1, names(n)...))
 	load(b, c, names(n), 1, n)
 	count := c.counting()
@@ -166,17 +165,6 @@ func value(t testing.TB, url, series string) (v float64) {
 	}
 	t.Fatalf("no %s", series)
 	return 0
-}
-
-func buildOncewatch(t testing.TB) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "oncewatch")
-	build := exec.Command("go", "build", "-o", program, ".")
-	build.Dir = testenv.Root()
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return program
 }
 
 func residentMB(t testing.TB, pid int) float64 {

@@ -3,6 +3,7 @@ package kafka_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -42,7 +44,7 @@ func TestRealShareAndStreamsGroups(t *testing.T) {
 		resp, err := req.RequestWith(ctx, client)
 		return err == nil && resp.ErrorCode == 0
 	})
-	wordCount(t, ctx, s, streams)
+	wordCount(ctx, t, s, admin, streams)
 	testenv.Eventually(t, "the broker lists all four", func() bool {
 		listed, err := admin.ListGroups(ctx)
 		return err == nil && listed[share].GroupType == "share" && listed[streams].GroupType == "streams" && listed[streams].State == "Stable" &&
@@ -70,17 +72,11 @@ func TestRealShareAndStreamsGroups(t *testing.T) {
 }
 
 // wordCount runs Kafka Streams' own example as a group of the streams protocol.
-func wordCount(t *testing.T, ctx context.Context, s *kafkaserver.Server, group string) {
+func wordCount(ctx context.Context, t *testing.T, s *kafkaserver.Server, admin *kadm.Client, group string) {
 	t.Helper()
-	client := producer(t, s.Brokers())
-	for _, topic := range []string{"streams-plaintext-input", "streams-wordcount-output"} {
-		req := kmsg.NewPtrCreateTopicsRequest()
-		one := kmsg.NewCreateTopicsRequestTopic()
-		one.Topic, one.NumPartitions, one.ReplicationFactor = topic, 1, 1
-		req.Topics = append(req.Topics, one)
-		if resp, err := req.RequestWith(ctx, client); err != nil || resp.Topics[0].ErrorCode != 0 {
-			t.Fatal(topic, err)
-		}
+	created, err := admin.CreateTopics(ctx, 1, 1, nil, "streams-plaintext-input", "streams-wordcount-output")
+	if err = errors.Join(err, created.Error()); err != nil {
+		t.Fatal(err)
 	}
 	command, err := kafkaserver.StreamsExample(ctx, "org.apache.kafka.streams.examples.wordcount.WordCountDemo")
 	if err != nil {

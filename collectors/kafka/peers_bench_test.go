@@ -27,7 +27,7 @@ func BenchmarkPeers(b *testing.B) {
 	count := c.counting()
 	brokers := c.ListenAddrs()
 	programs := map[string]func(address string) *exec.Cmd{
-		"oncewatch": func(address string) *exec.Cmd { return serve(buildOncewatch(b), brokers, address) },
+		"oncewatch": func(address string) *exec.Cmd { return serve(testenv.Build(b, "."), brokers, address) },
 	}
 	for path := range strings.SplitSeq(*peers, ",") {
 		switch name := strings.TrimSuffix(filepath.Base(path), ".bin"); name {

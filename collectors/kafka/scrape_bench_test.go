@@ -25,7 +25,7 @@ import (
 // scrapers, 500 scrapes in each of the ways Prometheus can ask, while it polls.
 // Run it with -benchtime=1x -v.
 func BenchmarkScrapes(b *testing.B) {
-	oncewatch := buildOncewatch(b)
+	oncewatch := testenv.Build(b, ".")
 	c := cluster(b, kfake.SeedTopics(20, names(200)...))
 	loadTwice(b, c)
 	for _, way := range []struct{ name, accept, encoding string }{
@@ -41,29 +41,7 @@ func BenchmarkScrapes(b *testing.B) {
 			pid := p.Process.Pid
 			awaitSeries(b, p, address, 100_000)
 			before := residentMB(b, pid)
-			scrape := func() (first time.Duration, bytes int64) {
-				req, err := http.NewRequest(http.MethodGet, p.url, nil)
-				if err != nil {
-					b.Fatal(err)
-				}
-				req.Header.Set("Accept", way.accept)
-				req.Header.Set("Accept-Encoding", way.encoding)
-				began := time.Now()
-				resp, err := http.DefaultClient.Do(req)
-				if err != nil {
-					b.Error(err)
-					return 0, 0
-				}
-				defer func() { _ = resp.Body.Close() }()
-				one := make([]byte, 1)
-				_, _ = resp.Body.Read(one)
-				first = time.Since(began)
-				bytes, err = io.Copy(io.Discard, resp.Body)
-				if err != nil {
-					b.Error(err)
-				}
-				return first, bytes
-			}
+			scrape := func() (first time.Duration, bytes int64) { return fetchAs(b, p.url, way.accept, way.encoding) }
 			scrape()
 			for b.Loop() {
 				idle := processTime(b, pid)
@@ -111,7 +89,7 @@ func BenchmarkScrapes(b *testing.B) {
 		// not the slow readers' doing.
 		for range 20 {
 			fetch(b, p.url)
-			fetchPlain(b, p.url)
+			fetchAs(b, p.url, "text/plain;version=0.0.4", "identity")
 		}
 		before := residentMB(b, p.Process.Pid)
 		for b.Loop() {
@@ -162,22 +140,29 @@ func loadTwice(b *testing.B, c *fake) {
 	}
 }
 
-// fetchPlain reads a page that is not compressed.
-func fetchPlain(b *testing.B, url string) {
-	b.Helper()
+// fetchAs reads a page in one of the ways Prometheus can ask: how long the first
+// byte took, and how many there were.
+func fetchAs(b *testing.B, url, accept, encoding string) (first time.Duration, bytes int64) {
 	req, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
-		b.Fatal(err)
+		b.Error(err)
+		return 0, 0
 	}
-	req.Header.Set("Accept-Encoding", "identity")
+	req.Header.Set("Accept", accept)
+	req.Header.Set("Accept-Encoding", encoding)
+	began := time.Now()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		b.Fatal(err)
+		b.Error(err)
+		return 0, 0
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		b.Fatal(err)
+	_, _ = resp.Body.Read(make([]byte, 1))
+	first = time.Since(began)
+	if bytes, err = io.Copy(io.Discard, resp.Body); err != nil {
+		b.Error(err)
 	}
+	return first, bytes
 }
 
 // processTime is the processor time that another process has used.

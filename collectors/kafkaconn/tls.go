@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -44,24 +45,14 @@ func (t TLS) dialer(timeout time.Duration) func(ctx context.Context, network, ad
 		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		raw, err := (&net.Dialer{}).DialContext(ctx, network, address)
-		if err != nil {
-			return nil, err
+		d := tls.Dialer{NetDialer: &net.Dialer{Timeout: timeout}, Config: conf}
+		conn, err := d.DialContext(ctx, network, address)
+		var dial *net.OpError
+		if errors.Is(err, context.DeadlineExceeded) && !errors.As(err, &dial) {
+			// Connected: what does not speak TLS may wait for more for ever.
+			err = fmt.Errorf("%s does not answer the TLS handshake: does this listener speak TLS? (--kafka.tls.enabled): %w", address, err)
 		}
-		if conf.ServerName == "" {
-			conf.ServerName, _, _ = net.SplitHostPort(address)
-		}
-		conn := tls.Client(raw, conf)
-		if err := conn.HandshakeContext(ctx); err != nil {
-			_ = raw.Close()
-			if ctx.Err() != nil { // what does not speak TLS may wait for more for ever
-				err = fmt.Errorf("%s does not answer the TLS handshake: does this listener speak TLS? (--kafka.tls.enabled): %w", address, ctx.Err())
-			}
-			return nil, err
-		}
-		return conn, nil
+		return conn, err
 	}
 }
 

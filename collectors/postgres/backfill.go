@@ -148,18 +148,23 @@ func (l *ledger) fillChunk(ctx context.Context, r *reading) error {
 	return nil
 }
 
-// stride is the span of the next chunk after one that took so long. It aims at
-// the wanted time, without leaps. What every chunk takes, however small (with
-// hundreds of partitions planning alone is much), is no reason to make it
-// smaller.
+// stride is the span of the next chunk after one that took so long. What every
+// chunk takes, however small (with hundreds of partitions planning alone is
+// much), is no reason to make it smaller.
 func (l *ledger) stride(span int64, took time.Duration) int64 {
 	took = max(took, time.Millisecond)
 	if l.fixed == 0 || took < l.fixed {
 		l.fixed = took
 	}
 	fixed := min(l.fixed-time.Millisecond, statementTimeout/2)
-	ratio := float64(l.t.chunk) / float64(max(took-fixed, time.Millisecond))
-	return int64(float64(span) * min(max(ratio, 0.25), 4))
+	return aim(span, l.t.chunk, took-fixed)
+}
+
+// aim is the size of the next step after one of this size that took so long: it
+// approaches the wanted time, without leaps.
+func aim(size int64, want, took time.Duration) int64 {
+	ratio := float64(want) / float64(max(took, time.Millisecond))
+	return int64(float64(size) * min(max(ratio, 0.25), 4))
 }
 
 // skipDead finds where to begin when the way from the very start is too long:

@@ -163,8 +163,7 @@ func (d *divergence) step(ctx context.Context, conn *transaction, in *session, e
 			return false, err
 		}
 		d.next = hi
-		ratio := float64(200*time.Millisecond) / float64(max(time.Since(comparing), time.Millisecond))
-		d.span = min(max(cells.Floor(int64(float64(d.span)*min(max(ratio, 0.25), 4)), cells.Minute), cells.Minute), 6*cells.Hour)
+		d.span = min(max(cells.Floor(aim(d.span, 200*time.Millisecond, time.Since(comparing)), cells.Minute), cells.Minute), 6*cells.Hour)
 	}
 	// A map is walked in another order each time: every minute has its turn.
 	for at, found := range d.minutes {

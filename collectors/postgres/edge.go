@@ -188,8 +188,9 @@ func (l *ledger) followRest(ctx context.Context, q *recounter) error {
 // all of them were pruned and an old snapshot keeps their index entries.
 const probeRows = 100_000
 
-// dropPruned drops the buckets below the oldest row. It looks from the last known oldest row upward: below lie only
-// dead index entries, and those may be many.
+// dropPruned drops the buckets below the oldest row. It looks from the last
+// known oldest row upward: below lie only dead index entries, and those may be
+// many.
 func (l *ledger) dropPruned(ctx context.Context, q *recounter, top int64) error {
 	for {
 		i := slices.IndexFunc(l.book.Buckets, func(b *cells.Bucket) bool { return !cells.Infinite(b.Lo) })

@@ -166,7 +166,21 @@ func (l *ledger) countRange(ctx context.Context, conn *transaction, r *reading, 
 	case oldest < lastTime-pass.span:
 		hi = oldest + pass.span
 	}
-	rows, err := conn.Query(ctx, fmt.Sprintf(pagesSQL, c.key, c.sums, c.from, c.within(max(oldest, pass.next), hi), c.by))
+	if err := l.addChunk(ctx, conn, pass, c.from, c.within(max(oldest, pass.next), hi)); err != nil {
+		return err
+	}
+	if pass.next = hi; hi == cells.MaxTime {
+		l.finishPass(r, pass)
+		return nil
+	}
+	pass.span = max(aim(pass.span, l.t.chunk, time.Since(began)), cells.Second)
+	return nil
+}
+
+// addChunk counts a part of a leaf and adds it to the pass.
+func (l *ledger) addChunk(ctx context.Context, conn *transaction, pass *leafPass, from, where string) error {
+	c := l.count
+	rows, err := conn.Query(ctx, fmt.Sprintf(pagesSQL, c.key, c.sums, from, where, c.by))
 	if err != nil {
 		return err
 	}
@@ -176,12 +190,6 @@ func (l *ledger) countRange(ctx context.Context, conn *transaction, r *reading, 
 		return err
 	}
 	pass.chunks = []*cells.Bucket{{Cells: cells.Merge(append(pass.chunks, counted...))}}
-	if pass.next = hi; hi == cells.MaxTime {
-		l.finishPass(r, pass)
-		return nil
-	}
-	ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
-	pass.span = max(int64(float64(pass.span)*min(max(ratio, 0.25), 4)), cells.Second)
 	return nil
 }
 
@@ -217,20 +225,12 @@ func (l *ledger) countPages(ctx context.Context, conn *transaction, r *reading, 
 			where, last = where+fmt.Sprintf(" AND ctid < '(%d,0)'", min(end, math.MaxUint32)), false
 		}
 	}
-	rows, err := conn.Query(ctx, fmt.Sprintf(pagesSQL, c.key, c.sums, from, where, c.by))
-	if err != nil {
+	if err := l.addChunk(ctx, conn, pass, from, where); err != nil {
 		return err
 	}
-	defer rows.Close()
-	counted, err := collect(rows, 1, l.series.Intern)
-	if err != nil {
-		return err
-	}
-	pass.chunks = []*cells.Bucket{{Cells: cells.Merge(append(pass.chunks, counted...))}}
 	pass.page += pass.step
 	if !last {
-		ratio := float64(l.t.chunk) / float64(max(time.Since(began), time.Millisecond))
-		pass.step = max(int64(float64(pass.step)*min(max(ratio, 0.25), 4)), 1)
+		pass.step = max(aim(pass.step, l.t.chunk, time.Since(began)), 1)
 		return nil
 	}
 	l.finishPass(r, pass)

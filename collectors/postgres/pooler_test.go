@@ -1,18 +1,9 @@
 package postgres
 
 import (
-	"errors"
 	"fmt"
-	"io"
-	"net"
-	"os"
-	"os/exec"
-	"os/user"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,76 +13,6 @@ import (
 	"oncewatch/deploy/testenv"
 )
 
-// pgbouncer runs the pooler in transaction mode in front of a server.
-func pgbouncer(t *testing.T, server *pgserver.Server) (port int) {
-	t.Helper()
-	program, err := exec.LookPath("pgbouncer")
-	if err != nil {
-		if program, err = exec.LookPath("/usr/sbin/pgbouncer"); err != nil {
-			testenv.Missing(t, "pgbouncer", err)
-		}
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port = l.Addr().(*net.TCPAddr).Port
-	_ = l.Close()
-	dir, err := os.MkdirTemp("", "oncewatch-pgbouncer-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ini := filepath.Join(dir, "pgbouncer.ini")
-	conf := fmt.Sprintf(`[databases]
-* = host=127.0.0.1 port=%d user=postgres
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = %d
-auth_type = any
-pool_mode = transaction
-default_pool_size = 3
-unix_socket_dir =
-`, server.Port, port)
-	if err := os.WriteFile(ini, []byte(conf), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(program, ini)
-	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard
-	if os.Geteuid() == 0 { // which it refuses to run as
-		u, err := user.Lookup("postgres")
-		if err != nil {
-			testenv.Missing(t, "a user to run pgbouncer as", err)
-		}
-		uid, err1 := strconv.Atoi(u.Uid)
-		gid, err2 := strconv.Atoi(u.Gid)
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		_ = os.RemoveAll(dir)
-	})
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			_ = c.Close()
-			return port
-		}
-		if time.Now().After(end) {
-			t.Fatalf("pgbouncer does not listen: %v", err)
-		}
-	}
-}
-
 // Behind a pooler in transaction mode, beside another client that must notice
 // nothing of it.
 func TestBehindAPoolerInTransactionMode(t *testing.T) {
@@ -99,7 +20,7 @@ func TestBehindAPoolerInTransactionMode(t *testing.T) {
 	server := testenv.PostgresServer(t, pgserver.Options{})
 	direct := newBench(t, Config{Config: dbconn.To(server.DSN("postgres"))}, runbookDDL)
 	direct.insert("g", "t", 5000, time.Hour)
-	dsn := fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", pgbouncer(t, server))
+	dsn := fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", testenv.Pgbouncer(t, server, 3))
 	direct.store = newStore(t, Config{Config: dbconn.To(dsn)})
 	health := poll.New(direct.store.TableHealth(), poll.Options{ID: poll.ID{Subject: "table"}, Interval: time.Second, Timeout: 10 * time.Second})
 

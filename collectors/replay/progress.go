@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"oncewatch/collectors/number"
 )
 
 // Bar shows the progress of a verification: a bar that is drawn again on a
@@ -24,7 +26,7 @@ func NewBar(w io.Writer, width int) *Bar { return &Bar{w: w, terminal: width > 0
 // Show draws the bar where it is time to.
 func (b *Bar) Show(p Progress) {
 	rate := float64(p.Records) / max(p.Elapsed.Seconds(), 0.001)
-	text := fmt.Sprintf("%s records, %s/s", count(p.Records), count(int64(rate)))
+	text := fmt.Sprintf("%s records, %s/s", number.Grouped(p.Records), number.Grouped(int64(rate)))
 	if p.Total > 0 {
 		text += fmt.Sprintf(", %d %%", 100*p.Done/p.Total)
 	}

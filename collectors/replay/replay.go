@@ -20,6 +20,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"oncewatch/collectors/number"
 )
 
 // InputError is about what was asked for: a flag of the command, a parameter of
@@ -201,21 +203,19 @@ func (a *Answer) sentence() string {
 	}
 	switch {
 	case n.Twice > 0 && n.Unknown > 0:
-		parts = append(parts, fmt.Sprintf("from %s %s to %s events would be applied twice", from, count(n.Twice), count(n.Twice+n.Unknown)))
-	case n.Twice == 1:
-		parts = append(parts, "from "+from+" 1 event would be applied twice")
+		parts = append(parts, fmt.Sprintf("from %s %s to %s events would be applied twice", from, number.Grouped(n.Twice), number.Grouped(n.Twice+n.Unknown)))
 	case n.Twice > 0:
-		parts = append(parts, fmt.Sprintf("from %s %s events would be applied twice", from, count(n.Twice)))
+		parts = append(parts, fmt.Sprintf("from %s %s would be applied twice", from, number.Of(n.Twice, "event")))
 	case n.Unknown > 0:
-		parts = append(parts, fmt.Sprintf("from %s up to %s events would be applied twice, or none: it is not known", from, count(n.Unknown)))
+		parts = append(parts, fmt.Sprintf("from %s up to %s events would be applied twice, or none: it is not known", from, number.Grouped(n.Unknown)))
 	case n.Again == 0:
 		parts = append(parts, "from "+from+" nothing would be read again")
 	default:
-		parts = append(parts, fmt.Sprintf("from %s nothing would be applied twice: the markers of all %s records are there", from, count(n.Protected)))
+		parts = append(parts, fmt.Sprintf("from %s nothing would be applied twice: the markers of all %s records are there", from, number.Grouped(n.Protected)))
 	}
 	s := strings.Join(parts, "; ") + "."
 	if n.Skipped > 0 {
-		s += fmt.Sprintf(" %s records would be skipped and never handled.", count(n.Skipped))
+		s += fmt.Sprintf(" %s records would be skipped and never handled.", number.Grouped(n.Skipped))
 	}
 	if a.Partial != "" {
 		s = "Partial: " + s
@@ -256,12 +256,3 @@ func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC"
 // NotBefore is a time as a person may type it where nothing before it will do:
 // the next full second.
 func NotBefore(t time.Time) string { return clock(t.Add(time.Second - 1).Truncate(time.Second)) }
-
-// count groups the thousands.
-func count(n int64) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}

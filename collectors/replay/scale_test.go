@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -57,10 +56,7 @@ func BenchmarkVerify(b *testing.B) {
 	for p := range int32(4) {
 		w.commit("g", "payments", p, int64(records/4))
 	}
-	program := filepath.Join(b.TempDir(), "oncewatch")
-	if out, err := exec.CommandContext(w.ctx, "go", "build", "-o", program, "oncewatch").CombinedOutput(); err != nil {
-		b.Fatalf("%v: %s", err, out)
-	}
+	program := testenv.Build(b, ".")
 	b.ResetTimer()
 	for b.Loop() {
 		cmd := exec.CommandContext(w.ctx, program, "replay", "--verify", "--group=g", "--output=json", "--kafka.brokers="+strings.Join(w.brokers, ","), "--postgres.dsn="+server.DSN("postgres"))

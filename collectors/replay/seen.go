@@ -11,6 +11,7 @@ import (
 
 	"oncewatch/collectors/handled"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/retention"
 )
 
@@ -164,7 +165,7 @@ func (s Seen) judged(group string) (*kafka.Groups, []string) {
 			}
 		}
 		if gone > 0 {
-			warnings = append(warnings, fmt.Sprintf("Kafka keeps no offsets of group %s on %s of %s: it begins there by its reset policy, and is judged up to the highest offset it has handled.", group, plural(gone, "partition"), one.Topic))
+			warnings = append(warnings, fmt.Sprintf("Kafka keeps no offsets of group %s on %s of %s: it begins there by its reset policy, and is judged up to the highest offset it has handled.", group, number.Of(int64(gone), "partition"), one.Topic))
 		}
 	}
 	by.Topics = slices.DeleteFunc(by.Topics, func(t kafka.GroupTopic) bool { return len(t.Partitions) == 0 })

@@ -8,6 +8,7 @@ import (
 
 	"oncewatch/collectors/config"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 )
 
@@ -63,17 +64,9 @@ func Start(group, topic string, groups *kafka.Groups, topics *kafka.Topics) (out
 		return nil, nil, bad("topic", "group %s has no offsets on a topic %s%s", group, topic, config.Nearest(topic, names))
 	}
 	if n := g.Members; n.OK && n.Value > 0 {
-		warnings = append(warnings, fmt.Sprintf("Group %s has %s (it is %s): Kafka refuses to reset its offsets until they are stopped.", group, plural(n.Value, "active member"), strings.ToLower(cmp.Or(g.State, "running"))))
+		warnings = append(warnings, fmt.Sprintf("Group %s has %s (it is %s): Kafka refuses to reset its offsets until they are stopped.", group, number.Of(int64(n.Value), "active member"), strings.ToLower(cmp.Or(g.State, "running"))))
 	}
 	return out, warnings, nil
-}
-
-// plural counts things.
-func plural(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // because is the first problem of one of the entities, as the end of a line.

@@ -9,6 +9,8 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+
+	"oncewatch/collectors/number"
 )
 
 // JSON writes the answer for a program.
@@ -31,7 +33,7 @@ func (a *Answer) Text(w io.Writer) error {
 	row := func(cells ...string) { _, _ = fmt.Fprintln(table, strings.Join(cells, "\t")+"\t") }
 	row("topic", "partition", "committed", "target", "again", "protected", "twice", "unknown", "safe offset", "safe back to")
 	line := func(name, partition, committed, target string, c Counts, offset, at string) {
-		row(name, partition, committed, target, count(c.Again), count(c.Protected), count(c.Twice), count(c.Unknown), offset, at)
+		row(name, partition, committed, target, number.Grouped(c.Again), number.Grouped(c.Protected), number.Grouped(c.Twice), number.Grouped(c.Unknown), offset, at)
 	}
 	for _, t := range a.Topics {
 		left := 0
@@ -90,15 +92,15 @@ func (a *Answer) Text(w io.Writer) error {
 
 func (v *Verified) text(b *strings.Builder) {
 	fmt.Fprintf(b, "\n%s read in %s and looked up in %s statements, the longest of %.2fs.\n",
-		records(v.Records), time.Duration(v.Seconds*float64(time.Second)).Round(100*time.Millisecond), count(int64(v.Statements)), v.LongestStatement)
+		number.Of(v.Records, "record"), time.Duration(v.Seconds*float64(time.Second)).Round(100*time.Millisecond), number.Grouped(int64(v.Statements)), v.LongestStatement)
 	if v.WithoutID > 0 {
-		fmt.Fprintf(b, "\n%s without an event id.\n", records(v.WithoutID))
+		fmt.Fprintf(b, "\n%s without an event id.\n", number.Of(v.WithoutID, "record"))
 	}
 	twins := func(n int64, what string, some []Twin) {
 		if n == 0 {
 			return
 		}
-		fmt.Fprintf(b, "\n%s %s:\n", records(n), what)
+		fmt.Fprintf(b, "\n%s %s:\n", number.Of(n, "record"), what)
 		for _, t := range some {
 			fmt.Fprintf(b, "  %s at %s", shown(t.EventID), shown(t.At))
 			if t.Other != "" {
@@ -107,13 +109,13 @@ func (v *Verified) text(b *strings.Builder) {
 			b.WriteByte('\n')
 		}
 		if n > int64(len(some)) {
-			fmt.Fprintf(b, "  and %s more\n", count(n-int64(len(some))))
+			fmt.Fprintf(b, "  and %s more\n", number.Grouped(n-int64(len(some))))
 		}
 	}
 	twins(v.Twins, "with the event id of another record, published twice", v.SomeTwins)
 	twins(v.Conflicts, "with an event id whose marker is of another payload", v.SomeConflicts)
 	if v.Unmarked > 0 {
-		fmt.Fprintf(b, "\n%s above the lowest marker without one: handled so, dead-lettered, lost, or pruned out of order:\n", records(v.Unmarked))
+		fmt.Fprintf(b, "\n%s above the lowest marker without one: handled so, dead-lettered, lost, or pruned out of order:\n", number.Of(v.Unmarked, "record"))
 		for _, u := range v.SomeUnmarked {
 			fmt.Fprintf(b, "  %s, partition %d, offsets %d to %d\n", shown(u.Topic), u.Partition, u.First, u.Last)
 		}
@@ -121,13 +123,6 @@ func (v *Verified) text(b *strings.Builder) {
 	for _, n := range v.Notes {
 		fmt.Fprintf(b, "\n%s\n", n)
 	}
-}
-
-func records(n int64) string {
-	if n == 1 {
-		return "1 record"
-	}
-	return count(n) + " records"
 }
 
 // worst are the partitions, those of which more is wrong first where not all

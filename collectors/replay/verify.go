@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/number"
 	"oncewatch/collectors/postgres"
 )
 
@@ -169,7 +170,7 @@ func (v *Verifier) Verify(ctx context.Context, a *Answer) error {
 	run.report() // the last word
 	run.notes()
 	if out := run.out; failed == nil && out.Records > 0 && out.WithoutID == out.Records {
-		return bad("event-id", "by %s none of %s records has an event id%s: say where it is with header:NAME, key or json:/path", v.IDFrom, count(out.Records), run.found())
+		return bad("event-id", "by %s none of %s records has an event id%s: say where it is with header:NAME, key or json:/path", v.IDFrom, number.Grouped(out.Records), run.found())
 	}
 	if failed != nil {
 		a.Partial = failed.Error()
@@ -197,7 +198,7 @@ func (r *verification) found() string {
 func (r *verification) notes() {
 	note := func(format string, args ...any) { r.out.Notes = append(r.out.Notes, fmt.Sprintf(format, args...)) }
 	if r.seen.dropped {
-		note("Ids published twice are seen where fewer than %s others lie between the two.", count(remembered))
+		note("Ids published twice are seen where fewer than %s others lie between the two.", number.Grouped(remembered))
 	}
 	compares := slices.ContainsFunc(r.Markers, Markers.ComparesPayloads)
 	switch {
@@ -311,7 +312,7 @@ func (r *verification) stand(t *Topic) error {
 	}
 	if gone > 0 {
 		r.answer.Warnings = append(r.answer.Warnings, fmt.Sprintf("Kafka keeps no offsets of group %s on %s of %s: it begins there by its reset policy, and is judged up to the highest record that has a marker.",
-			r.answer.Group, plural(gone, "partition"), t.Topic))
+			r.answer.Group, number.Of(int64(gone), "partition"), t.Topic))
 	}
 	return nil
 }

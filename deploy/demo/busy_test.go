@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
@@ -36,10 +34,7 @@ const slow = "handle-latency"
 //
 //	go test ./deploy/demo -run TestNoFalseLineOnABusyMachine -busy 10m -timeout 20m -v
 func TestNoFalseLineOnABusyMachine(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "oncewatch")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "oncewatch").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	program := testenv.Build(t, ".")
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	ready, done := make(chan demo.Addresses, 1), make(chan error, 1)

@@ -11,16 +11,12 @@ import (
 	"syscall"
 )
 
-// owner is the user the server runs as. PostgreSQL refuses to run as root.
-type owner struct {
-	uid, gid uint32
-	other    bool
-}
-
-// serverOwner is the current user, or, for root, the postgres user or nobody.
-func serverOwner() (owner, error) {
+// Unprivileged is who runs what refuses to run as root, as PostgreSQL and
+// pgbouncer do: the postgres user or nobody where we are root, else nil, which
+// stands for ourselves.
+func Unprivileged() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
-		return owner{}, nil
+		return nil, nil
 	}
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)
@@ -30,24 +26,29 @@ func serverOwner() (owner, error) {
 		uid, err1 := strconv.ParseUint(u.Uid, 10, 32)
 		gid, err2 := strconv.ParseUint(u.Gid, 10, 32)
 		if err1 == nil && err2 == nil {
-			return owner{uid: uint32(uid), gid: uint32(gid), other: true}, nil
+			return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 		}
 	}
-	return owner{}, fmt.Errorf("PostgreSQL refuses to run as root, and there is no user named postgres or nobody to run it as: start as another user")
+	return nil, fmt.Errorf("PostgreSQL refuses to run as root, and there is no user named postgres or nobody to run it as: start as another user")
+}
+
+// owner is the user the server runs as.
+type owner struct{ *syscall.Credential }
+
+func serverOwner() (owner, error) {
+	c, err := Unprivileged()
+	return owner{c}, err
 }
 
 func (o owner) give(path string) error {
-	if !o.other {
+	if o.Credential == nil {
 		return nil
 	}
-	return os.Chown(path, int(o.uid), int(o.gid))
+	return os.Chown(path, int(o.Uid), int(o.Gid))
 }
 
 func (o owner) runAs(cmd *exec.Cmd) {
 	// A session of its own: Ctrl-C in the terminal is for the program that
 	// started the server, which then stops it in order.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if o.other {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: o.uid, Gid: o.gid}
-	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: o.Credential}
 }

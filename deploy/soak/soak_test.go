@@ -122,13 +122,7 @@ func newStage(t *testing.T) *stage {
 
 func (s *stage) start(dsn string) {
 	s.Helper()
-	path := filepath.Join(s.TempDir(), "oncewatch")
-	build := exec.Command("go", "build", "-o", path, ".")
-	build.Dir = testenv.Root()
-	if out, err := build.CombinedOutput(); err != nil {
-		s.Fatalf("%v: %s", err, out)
-	}
-	s.program = exec.Command(path, "serve", "--web.listen-address=127.0.0.1:0", "--poll.interval=500ms", "--poll.timeout=3s",
+	s.program = exec.Command(testenv.Build(s, "."), "serve", "--web.listen-address=127.0.0.1:0", "--poll.interval=500ms", "--poll.timeout=3s",
 		"--postgres.effect.table=ledger_entries", "--postgres.effect.consumer-group=group-0", "--kafka.brokers="+s.broker.ListenAddrs()[0])
 	s.program.Env = append(os.Environ(), "ONCEWATCH_POSTGRES_DSN="+dsn)
 	s.program.Stderr = s.log

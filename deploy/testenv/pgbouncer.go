@@ -1,15 +1,12 @@
 package testenv
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -57,18 +54,11 @@ unix_socket_dir =
 	}
 	cmd := exec.Command(program, ini)
 	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard
-	if os.Geteuid() == 0 { // which it refuses to run as
-		u, err := user.Lookup("postgres")
-		if err != nil {
-			Missing(t, "a user to run pgbouncer as", err)
-		}
-		uid, err1 := strconv.Atoi(u.Uid)
-		gid, err2 := strconv.Atoi(u.Gid)
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	as, err := pgserver.Unprivileged()
+	if err != nil {
+		Missing(t, "a user to run pgbouncer as", err)
 	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: as}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

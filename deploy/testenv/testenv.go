@@ -159,6 +159,18 @@ func Root() string {
 	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
 }
 
+// Build builds a program of this repository for a test, by its folder.
+func Build(t testing.TB, folder string) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "program")
+	cmd := exec.Command("go", "build", "-o", program, folder)
+	cmd.Dir = Root()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build %s: %v: %s", folder, err, out)
+	}
+	return program
+}
+
 func safe(name string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -75,11 +75,9 @@ func (s *session) send(ctx context.Context, check bool) error {
 	}
 	s.noteUnfoldable(units, err)
 	// The first error may be one of preparing any statement of the batch, and
-	// the last one of them all, so these are sure only where all are one
-	// event's.
-	one := unit{rows: []statement{units[0].rows[0], units[len(units)-1].rows[0]}}.owner() != setBased && len(units) == 1
+	// the last one of them all, so these are sure only where there is one.
 	owner := units[min(done, len(units)-1)].owner()
-	return &pipelineError{index: owner, sure: owner != setBased && (one || done > 0 && done < len(units)), err: err}
+	return &pipelineError{index: owner, sure: owner != setBased && (len(units) == 1 || done > 0 && done < len(units)), err: err}
 }
 
 // noteUnfoldable remembers folds that failed though no event's data is wrong:
