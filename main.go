@@ -42,12 +42,13 @@ type cli struct {
 	Log        config.Log       `embed:"" prefix:"log."`
 	Version    kong.VersionFlag `help:"Print the version and exit." env:"-"`
 
-	Serve      serveCmd      `cmd:"" default:"withargs" help:"Run the exporter (the default command)."`
-	Check      checkCmd      `cmd:"" help:"Audit the checklist once against the live database and broker."`
-	Replay     replayCmd     `cmd:"" help:"Before a reset of a group's offsets: what would be applied twice, how far back is safe, and the offsets to reset to."`
-	Demo       demoCmd       `cmd:"" help:"Run everything on this machine with nothing set up: PostgreSQL, a Kafka broker, producer, consumer, exporter."`
-	Rules      rulesCmd      `cmd:"" help:"Write the alert rules to standard output."`
-	Dashboards dashboardsCmd `cmd:"" help:"Write the Grafana dashboards as JSON files."`
+	Serve        serveCmd        `cmd:"" default:"withargs" help:"Run the exporter (the default command)."`
+	Check        checkCmd        `cmd:"" help:"Audit the checklist once against the live database and broker."`
+	CheckMetrics checkMetricsCmd `cmd:"" help:"Read metrics pages of any consumer or exporter and say what rules, dashboards and page would miss on them."`
+	Replay       replayCmd       `cmd:"" help:"Before a reset of a group's offsets: what would be applied twice, how far back is safe, and the offsets to reset to."`
+	Demo         demoCmd         `cmd:"" help:"Run everything on this machine with nothing set up: PostgreSQL, a Kafka broker, producer, consumer, exporter."`
+	Rules        rulesCmd        `cmd:"" help:"Write the alert rules to standard output."`
+	Dashboards   dashboardsCmd   `cmd:"" help:"Write the Grafana dashboards as JSON files."`
 }
 
 func main() {

@@ -3,7 +3,6 @@ package alerts
 import (
 	"fmt"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
-	"go.yaml.in/yaml/v3"
 )
 
 // A set of label names.
@@ -68,7 +66,7 @@ var target = []string{"job", "instance", "cluster"}
 func newLinter(t *testing.T) *linter {
 	t.Helper()
 	l := &linter{known: map[string]labels{}, scrape: time.Duration(Defaults().ScrapeInterval)}
-	for _, metrics := range knownMetrics(t) {
+	for _, metrics := range Metrics() {
 		for name, metric := range metrics {
 			with := func(extra ...string) labels { return exactly(slices.Concat(metric.Labels, target, extra)...) }
 			if metric.Type == "histogram" {
@@ -82,25 +80,6 @@ func newLinter(t *testing.T) *linter {
 	l.known["up"] = exactly(target...)
 	l.known["ALERTS"] = exactly("alertname", "alertstate", "severity", "cluster", "database", "consumer_group", "topic")
 	return l
-}
-
-type metric struct {
-	Type   string   `yaml:"type"`
-	Labels []string `yaml:"labels"`
-}
-
-// knownMetrics is testdata/metrics.yml: program → metric.
-func knownMetrics(t *testing.T) map[string]map[string]metric {
-	t.Helper()
-	text, err := os.ReadFile("testdata/metrics.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var programs map[string]map[string]metric
-	if err := yaml.Unmarshal(text, &programs); err != nil {
-		t.Fatal(err)
-	}
-	return programs
 }
 
 func (l *linter) complain(format string, args ...any) {

@@ -48,15 +48,19 @@ func Generate(o Options) (map[string][]byte, error) {
 	base := strings.TrimSuffix(cmp.Or(o.RunbookBase, alerts.DefaultRunbookBase), "/")
 	runbook := func(alert string) string { return base + "/" + alert + ".md" }
 
-	const pageURL = "http://${exporter}" // its own page, where it is scraped
 	files := map[string][]byte{}
 	var errs []error
-	for _, p := range []page{overview(t, pageURL, base), group(t, pageURL), holding(t)} {
+	for _, p := range pages(t, base) {
 		raw, err := p.build(runbook, p.annotations(), p.selectors())
 		errs = append(errs, err)
 		files[p.uid+".json"] = raw
 	}
 	return files, errors.Join(errs...)
+}
+
+func pages(t alerts.Thresholds, base string) []page {
+	const pageURL = "http://${exporter}" // its own page, where it is scraped
+	return []page{overview(t, pageURL, base), group(t, pageURL), holding(t)}
 }
 
 // selectors are the variables of a dashboard.

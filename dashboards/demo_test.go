@@ -4,14 +4,12 @@ import (
 	"context"
 	"maps"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
+	"oncewatch/alerts"
 	"oncewatch/deploy/demo"
 	"oncewatch/deploy/pgserver"
 	"oncewatch/deploy/testenv"
@@ -82,7 +80,7 @@ func TestDashboardsOfTheDemo(t *testing.T) {
 	for name, labels := range metrics {
 		p.exports(t, name, labels)
 	}
-	for _, program := range ruleMetrics(t) {
+	for _, program := range alerts.Metrics() {
 		for name, m := range program {
 			if m.Type == "histogram" {
 				name, m.Labels = name+"_bucket", append(m.Labels, "le")
@@ -90,25 +88,6 @@ func TestDashboardsOfTheDemo(t *testing.T) {
 			p.exports(t, name, m.Labels)
 		}
 	}
-}
-
-type ruleMetric struct {
-	Type   string   `yaml:"type"`
-	Labels []string `yaml:"labels"`
-}
-
-// ruleMetrics is what the alert rules' lint knows: program → metric.
-func ruleMetrics(t *testing.T) map[string]map[string]ruleMetric {
-	t.Helper()
-	text, err := os.ReadFile("../alerts/testdata/metrics.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var programs map[string]map[string]ruleMetric
-	if err := yaml.Unmarshal(text, &programs); err != nil {
-		t.Fatal(err)
-	}
-	return programs
 }
 
 // exports fails where the stored series of a metric have other labels.

@@ -14,17 +14,6 @@ import (
 // targetLabels come with every scrape; cluster is an external label.
 var targetLabels = []string{"job", "instance", "cluster"}
 
-// filled stands in for Grafana: it replaces the variables as Grafana does with
-// All selected.
-func filled(expr, rateInterval, rangeLength string) string {
-	expr = strings.ReplaceAll(expr, "$worst", ".+")
-	for _, v := range variables {
-		expr = strings.ReplaceAll(expr, "$"+v.name, v.all)
-	}
-	expr = strings.ReplaceAll(expr, "$__rate_interval", rateInterval)
-	return strings.ReplaceAll(expr, "$__range", rangeLength)
-}
-
 func parsed(t *testing.T, where, query string) parser.Expr {
 	t.Helper()
 	e, err := parser.NewParser(parser.Options{}).ParseExpr(filled(query, "5m", "6h"))

@@ -53,13 +53,28 @@ type expression struct {
 	figure func(*Values) *Figure
 }
 
+// Expression is what a line of the checklist asks.
+type Expression struct{ Text, Line string }
+
 // Expressions are what is asked, a part of the alert rules each.
-func Expressions(t alerts.Thresholds) []string {
-	var texts []string
+func Expressions(t alerts.Thresholds) []Expression {
+	var all []Expression
 	for _, e := range expressions(t) {
-		texts = append(texts, e.text)
+		all = append(all, Expression{e.text, lines[e.metric]})
 	}
-	return texts
+	return all
+}
+
+// lines are the checklist's rules that the metrics serve.
+var lines = map[string]string{
+	handledTotal:                            "duplicate-ratio",
+	handledTotal + `{outcome="duplicate"}`:  "duplicate-ratio",
+	originTotal + `{origin="other_offset"}`: "duplicate-ratio",
+	durationSeconds + "_bucket":             "handle-latency",
+	durationSeconds + "_count":              "handle-latency",
+	commitLagSeconds:                        "commit-lag",
+	deadLetteredTotal:                       "dead-letters",
+	lostTotal:                               "records-lost",
 }
 
 func expressions(t alerts.Thresholds) []expression {

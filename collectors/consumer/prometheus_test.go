@@ -35,7 +35,8 @@ func TestExpressionsAreTheRules(t *testing.T) {
 	for recorded, selector := range map[string]string{"handled": "events_handled_total", "duplicate": `events_handled_total{outcome="duplicate"}`} {
 		text = strings.ReplaceAll(text, "consumer_group_topic:events_"+recorded+":increase_duplicate_window[", "sum by (cluster, consumer_group, topic) (increase("+selector+"[30m]))[")
 	}
-	for _, e := range consumer.Expressions(alerts.Defaults()) {
+	for _, asked := range consumer.Expressions(alerts.Defaults()) {
+		e := asked.Text
 		// Loss and dead letters: the rules tell partitions and reasons apart.
 		e = strings.TrimSuffix(e, "))")
 		if strings.Contains(e, "_lost_") || strings.Contains(e, "dead_lettered") {
