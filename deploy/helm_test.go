@@ -120,6 +120,7 @@ func TestChart(t *testing.T) {
 		"as it is":   nil,
 		"everything": {chart + "/ci/everything-values.yaml"},
 		"one claim":  {chart + "/ci/existing-claim-values.yaml"},
+		"stores":     {chart + "/ci/stores-values.yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -211,7 +212,12 @@ func checkPod(t *testing.T, o object) {
 		pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
 		t.Errorf("%s may be root, make any call to the kernel or talk to Kubernetes: %+v", o.Metadata.Name, pod)
 	}
+	binaries := map[string]string{"oncewatch": "oncewatch", "consumer": "reference-consumer", "pruner": "reference-consumer", "migrate": "reference-consumer"}
 	for _, c := range pod.Containers {
+		binary, ours := binaries[c.Name]
+		if !ours {
+			continue
+		}
 		s := c.SecurityContext
 		if !s.ReadOnlyRootFilesystem || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || !reflect.DeepEqual(s.Capabilities.Drop, []string{"ALL"}) {
 			t.Errorf("%s may write its root or gain rights: %+v", c.Name, s)
@@ -227,10 +233,6 @@ func checkPod(t *testing.T, o object) {
 					}
 				}
 			}
-		}
-		binary := "reference-consumer"
-		if c.Name == "oncewatch" {
-			binary = "oncewatch"
 		}
 		var variables []string
 		for _, e := range c.Env {
@@ -301,6 +303,93 @@ func TestChartKeepsTheState(t *testing.T) {
 	}
 	if !mounted {
 		t.Errorf("the claim is not mounted: %+v", o.Spec.Template.Spec.Volumes)
+	}
+}
+
+// Several stores come with a file of a secret each, and what a pod may have
+// more arrives where it belongs; an image that is named by its digest has no tag.
+func TestChartTakesMore(t *testing.T) {
+	t.Parallel()
+	text, err := strict(t, "chart", chart, chart+"/ci/stores-values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, n := range map[string]int{
+		`"registry.example/oncewatch@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"`:          1,
+		`"registry.example/reference-consumer@sha256:fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210"`: 3,
+		"- {name: secret-0, mountPath: /etc/oncewatch/secrets/orders-db, readOnly: true}":                               1,
+		"secret: {secretName: billing.db, defaultMode: 288}":                                                            1,
+		`reloader.example/auto: "false"`:   1,
+		`example.org/scrape: "true"`:       1,
+		"name: audit":                      1,
+		"name: proxy":                      2, // the sidecar, and the ConfigMap of envFrom
+		"maxUnavailable: 50%":              1,
+		"cidr: 169.254.169.254/32":         4, // of every component
+		"mountPath: /etc/ca":               4,
+		"mountPath: /var/run/secrets/eks":  1,
+		"path: token":                      1,
+		"dsn-file: /etc/oncewatch/secrets": 1,
+	} {
+		if got := strings.Count(text, want); got != n {
+			t.Errorf("%s is there %d times, want %d", want, got, n)
+		}
+	}
+	for _, o := range rendered(t, chart+"/ci/stores-values.yaml") {
+		if o.Metadata.Labels["cost-centre"] != "42" {
+			t.Errorf("%s %s has not the label that all shall have", o.Kind, o.Metadata.Name)
+		}
+	}
+}
+
+// Two releases in one namespace share no object and select no pod of each
+// other's, however long their names.
+func TestReleasesStandSideBySide(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a", 52)
+	for _, names := range [][2]string{{"east", "west"}, {"oncewatch", "oncewatch-2"}, {long + "1", long + "2"}} {
+		objects := map[string]string{}
+		for _, name := range names {
+			for _, o := range rendered(t, "--release="+name, chart+"/ci/everything-values.yaml") {
+				id := o.Kind + " " + o.Metadata.Name
+				if other, ok := objects[id]; ok {
+					t.Errorf("%s is of %s and of %s", id, other, name)
+				}
+				objects[id] = name
+				if len(o.Metadata.Name) > 63 {
+					t.Errorf("%s is too long a name", id)
+				}
+				for _, selector := range []map[string]any{o.Spec.Selector, o.Spec.PodSelector} {
+					if inner, ok := selector["matchLabels"].(map[string]any); ok {
+						selector = inner
+					}
+					if selector != nil && selector["app.kubernetes.io/instance"] != name {
+						t.Errorf("%s selects beyond its release: %v", id, selector)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Kubernetes' last two versions, and the oldest that the chart names, get the
+// same; an older one is refused.
+func TestChartSuitsVersionsOfKubernetes(t *testing.T) {
+	t.Parallel()
+	for _, values := range []string{"everything", "stores"} {
+		texts := map[string]bool{}
+		for _, version := range []string{"1.37", "1.36", "1.27"} {
+			text, err := strict(t, "chart", chart, "--kubernetes="+version, chart+"/ci/"+values+"-values.yaml")
+			if err != nil {
+				t.Errorf("%s for %s: %v", values, version, err)
+			}
+			texts[text] = true
+		}
+		if len(texts) != 1 {
+			t.Errorf("%s: %d different renderings", values, len(texts))
+		}
+	}
+	if _, err := strict(t, "chart", chart, "--kubernetes=1.26"); err == nil || !strings.Contains(err.Error(), "1.27") {
+		t.Errorf("1.26: got %v, want an error that names 1.27", err)
 	}
 }
 
@@ -410,10 +499,29 @@ func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
 		"replica: 2": "replica",
-		"config: {postgres: {dsn: postgres://u:p@h/d}}":                    "/config/postgres",
-		"config: {postgres.dsn: postgres://u:p@h/d}":                       "postgres.dsn",
-		"config: {kafka: {sasl: {password: p}}}":                           "sasl",
-		"config: {kafka: {sasl.password: p}}":                              "sasl.password",
+		"config: {postgres: {dsn: postgres://u:p@h/d}}":                    "config.postgres.dsn: a URL with a password",
+		"config: {postgres.dsn: postgres://u:p@h/d}":                       "config.postgres.dsn: a URL with a password",
+		"config: {postgres.dsn: host=h password=p}":                        "config.postgres.dsn: a password in clear",
+		"config: {kafka: {sasl: {password: p}}}":                           "config.kafka.sasl.password: a secret in clear",
+		"config: {kafka: {sasl.password: p}}":                              "config.kafka.sasl.password: a secret in clear",
+		"config: {kafka: {sasl: {oauth-client-secret: p}}}":                "config.kafka.sasl.oauth-client-secret: a secret in clear",
+		"config: {stores: [{database: a}, {dsn: postgres://u:p@h/d}]}":     "config.stores[1].dsn: a URL with a password",
+		"config: {stores: [{dsn: 'postgres://h/d?user=u&password=p'}]}":    "config.stores[0].dsn: a password in clear",
+		"config: {consumer: {metrics-url: ['http://u:p@c:1/metrics']}}":    "config.consumer.metrics-url[0]: a URL with a password",
+		"config: {stores: []}":                                             "/config/stores",
+		"config: {stores: [{database: a}], postgres: {retention: 8d}}":     "config.postgres: config.stores replaces it",
+		"config: {stores: [{database: a}], postgres.table: t}":             "config.postgres.table: config.stores replaces it",
+		"{config: {stores: [{}]}, secrets: {postgresDSN: {name: db}}}":     "secrets.postgresDSN: config.stores replaces it",
+		"secrets: {files: [{name: n}]}":                                    "/secrets/files/0",
+		"env: [{name: A, value: b}, {name: PGPASSWORD, value: p}]":         "env[1] (PGPASSWORD): a secret in clear",
+		"env: [{name: AWS_SECRET_ACCESS_KEY, value: p}]":                   "env[0] (AWS_SECRET_ACCESS_KEY): a secret in clear",
+		"env: [{name: ONCEWATCH_POSTGRES_DSN, value: 'postgres://u:p@h'}]": "env[0] (ONCEWATCH_POSTGRES_DSN): a URL with a password",
+		"referenceConsumer: {env: [{name: X_TOKEN, value: p}]}":            "referenceConsumer.env[0] (X_TOKEN): a secret in clear",
+		"referenceConsumer: {args: [--kafka.sasl.password=p]}":             "referenceConsumer.args[0]: a password in clear",
+		"initContainers: [{name: a, args: ['postgres://u:p@h/d']}]":        "initContainers[0].args[0]: a URL with a password",
+		"extraContainers: [{name: a, env: [{name: PASSWORD, value: p}]}]":  "extraContainers[0].env[0] (PASSWORD): a secret in clear",
+		"image: {digest: latest}":                                          "digest",
+		"extraVolumes: [{configMap: {name: a}}]":                           "extraVolumes/0",
 		"secrets: {postgresDSN: {name: n, value: postgres://u:p@h/d}}":     "value",
 		"serviceMonitor: {interval: often}":                                "interval",
 		"resources: {requests: {cpu: 1}, limits: null}":                    "limits",

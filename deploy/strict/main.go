@@ -2,7 +2,7 @@
 
 // Checks what a cluster or an engine would only refuse when it is too late:
 //
-//	go run -modfile=tools.mod deploy/strict/main.go chart deploy/helm/oncewatch [VALUES.yaml …]
+//	go run -modfile=tools.mod deploy/strict/main.go chart deploy/helm/oncewatch [--release=NAME] [--kubernetes=VERSION] [VALUES.yaml …]
 //	go run -modfile=tools.mod deploy/strict/main.go compose deploy/compose/compose.yaml
 //	go run -modfile=tools.mod deploy/strict/main.go goreleaser .goreleaser.yaml
 //
@@ -19,6 +19,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -50,7 +51,7 @@ func main() {
 
 func run(args []string, out io.Writer) error {
 	if len(args) < 2 {
-		return errors.New("usage: chart DIR [VALUES …] | compose FILE | goreleaser FILE")
+		return errors.New("usage: chart DIR [--release=NAME] [--kubernetes=VERSION] [VALUES …] | compose FILE | goreleaser FILE")
 	}
 	switch args[0] {
 	case "chart":
@@ -98,7 +99,20 @@ func compose(path string, out io.Writer) error {
 	return err
 }
 
-func chart(dir string, valueFiles []string, out io.Writer) error {
+func chart(dir string, args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("chart", flag.ContinueOnError)
+	name := flags.String("release", "test", "name of the release")
+	kubernetes := flags.String("kubernetes", "1.37", "version of Kubernetes to render for")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	valueFiles := flags.Args()
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	version, err := chartutil.ParseKubeVersion(*kubernetes)
+	if err != nil {
+		return err
+	}
+	capabilities.KubeVersion = *version
 	values := map[string]any{}
 	for _, file := range valueFiles {
 		more, err := chartutil.ReadValuesFile(file)
@@ -117,8 +131,11 @@ func chart(dir string, valueFiles []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	release := chartutil.ReleaseOptions{Name: "test", Namespace: "test", Revision: 1, IsInstall: true}
-	render, err := chartutil.ToRenderValues(loaded, values, release, chartutil.DefaultCapabilities)
+	if !chartutil.IsCompatibleRange(loaded.Metadata.KubeVersion, version.Version) {
+		return fmt.Errorf("%s wants Kubernetes %s, not %s", loaded.Name(), loaded.Metadata.KubeVersion, version.Version)
+	}
+	release := chartutil.ReleaseOptions{Name: *name, Namespace: "test", Revision: 1, IsInstall: true}
+	render, err := chartutil.ToRenderValues(loaded, values, release, capabilities)
 	if err != nil {
 		return err
 	}
