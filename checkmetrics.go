@@ -10,12 +10,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/prometheus/model/relabel"
+
 	"oncewatch/collectors"
 	"oncewatch/collectors/conform"
 	"oncewatch/collectors/consumer"
 	"oncewatch/collectors/httpclient"
-
-	"github.com/prometheus/prometheus/model/relabel"
 )
 
 type checkMetricsCmd struct {
@@ -24,6 +24,7 @@ type checkMetricsCmd struct {
 	HTTP       httpclient.Config   `embed:"" prefix:"page."`
 	Prometheus consumer.Prometheus `embed:"" prefix:"prometheus."`
 	Selector   string              `name:"prometheus.selector" placeholder:"{job=\"x\"}" help:"Which series of that Prometheus are looked at."`
+	Map        string              `name:"metrics.map" placeholder:"FILE" type:"path" help:"YAML file of the names and labels under which you export the metrics; what it gives is looked at."`
 	Output     string              `default:"text" enum:"text,json" help:"${enum}."`
 	Timeout    time.Duration       `default:"30s" help:"Time that reading may take."`
 }
@@ -46,6 +47,16 @@ func (c *checkMetricsCmd) Run(ctx context.Context, env *environment) error {
 	if err != nil {
 		return err
 	}
+	var mapping *conform.Mapping
+	var relabelling []*relabel.Config
+	if c.Map != "" {
+		if mapping, err = conform.LoadMapping(c.Map); err != nil {
+			return err
+		}
+		if relabelling, err = mapping.Relabelling(); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	client, err := httpclient.New(c.HTTP, "--page.")
@@ -55,7 +66,14 @@ func (c *checkMetricsCmd) Run(ctx context.Context, env *environment) error {
 	defer client.CloseIdleConnections()
 	var pages []*conform.Page
 	for _, name := range c.Pages {
-		p, err := readPage(ctx, client, name, nil)
+		p, err := readPage(ctx, client, name, relabelling)
+		if err != nil {
+			return err
+		}
+		pages = append(pages, p)
+	}
+	if c.Prometheus.URL != "" {
+		p, err := wanted.ReadStored(ctx, c.Prometheus, c.Selector, mapping, relabelling)
 		if err != nil {
 			return err
 		}

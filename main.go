@@ -26,6 +26,7 @@ import (
 	"oncewatch/collectors"
 	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/config"
+	"oncewatch/collectors/conform"
 	"oncewatch/collectors/web"
 	"oncewatch/dashboards"
 	"oncewatch/deploy/demo"
@@ -222,6 +223,9 @@ type rulesCmd struct {
 	Format string `default:"prometheus" enum:"prometheus,operator" help:"A rule file or a PrometheusRule object: ${enum}."`
 	List   bool   `help:"List the thresholds with their defaults instead." env:"-"`
 
+	Relabel bool   `env:"-" help:"Write Prometheus' metric_relabel_configs for the names of --metrics.map instead."`
+	Map     string `name:"metrics.map" placeholder:"FILE" type:"path" help:"YAML file of the names and labels under which you export the metrics."`
+
 	CheckAgainst string `placeholder:"URL" env:"-" help:"Instead, ask the Prometheus at this address: which alerts lack their metrics there, which windows are too short, and what each alert would say now."`
 }
 
@@ -233,11 +237,30 @@ func (c *rulesCmd) Run(ctx context.Context, env *environment) error {
 		}
 		return w.Flush()
 	}
+	if c.Relabel || c.Map != "" {
+		return c.relabel(env.stdout)
+	}
 	options := alerts.Options{Format: c.Format, Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase}
 	if c.CheckAgainst != "" {
 		return against.Check(ctx, env.stdout, &http.Client{Timeout: time.Minute}, c.CheckAgainst, options)
 	}
 	return alerts.Render(env.stdout, options)
+}
+
+func (c *rulesCmd) relabel(w io.Writer) error {
+	if !c.Relabel || c.Map == "" {
+		return errors.New("--relabel and --metrics.map belong together: set both")
+	}
+	m, err := conform.LoadMapping(c.Map)
+	if err != nil {
+		return err
+	}
+	text, err := m.YAML()
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(text)
+	return err
 }
 
 type dashboardsCmd struct {

@@ -164,6 +164,7 @@ func TestOneChangeIsNamed(t *testing.T) {
 				delete(s, l)
 				s["other"] = "a"
 			}
+			slices.SortFunc(f.series, func(a, b map[string]string) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 			f.series = slices.CompactFunc(f.series, func(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint(b) })
 		case kindUnit:
 			if unitOf(name) != "seconds" {

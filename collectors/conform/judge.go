@@ -21,7 +21,8 @@ import (
 type Finding struct {
 	Metric string `json:"metric"`
 	// Kind is what is wrong: missing, type, label, unit, value, born-late,
-	// bucket or unbounded.
+	// bucket, unbounded
+	// or duplicate.
 	Kind string `json:"kind"`
 	// Wrong says that the page does not conform; else it is a note: something
 	// that not everybody exports.
@@ -43,17 +44,19 @@ const (
 	kindBornLate  = "born-late"
 	kindBucket    = "bucket"
 	kindUnbounded = "unbounded"
+	kindDuplicate = "duplicate"
 )
 
 // Wanted is what is read of metrics.
 type Wanted struct {
-	needs map[string]*need
-	known map[string]bool // every metric of the programs
+	thresholds alerts.Thresholds
+	needs      map[string]*need
+	known      map[string]bool // every metric of the programs
 }
 
 // New finds what rules of these thresholds, dashboards and page read.
 func New(t alerts.Thresholds) (*Wanted, error) {
-	w := &Wanted{known: map[string]bool{}}
+	w := &Wanted{thresholds: t, known: map[string]bool{}}
 	for _, metrics := range alerts.Metrics() {
 		for name := range metrics {
 			w.known[name] = true
@@ -154,6 +157,15 @@ func (w *Wanted) judge(r *Report, p *Page, name string, n *need) {
 		return
 	}
 	judgeLabels(found, all, n)
+	seen := map[uint64]bool{}
+	for _, s := range all {
+		if h := s.labels.Hash(); seen[h] {
+			found(kindDuplicate, true, n.uses, "Sum up before exporting, or map to values that stay apart.", "several series have the same labels: Prometheus keeps one of them and drops the others")
+			break
+		} else {
+			seen[h] = true
+		}
+	}
 	judgeValues(found, all, n)
 	if n.Type == "histogram" {
 		judgeBounds(found, p, name, n)

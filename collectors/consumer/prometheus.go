@@ -122,7 +122,7 @@ func (s *Stored) Poll(ctx context.Context) (poll.Snapshot, error) {
 	errs := make([]error, len(s.ask))
 	var wg sync.WaitGroup
 	for i, e := range s.ask {
-		wg.Go(func() { answers[i], errs[i] = s.query(ctx, e.text) })
+		wg.Go(func() { answers[i], errs[i] = s.Query(ctx, e.text) })
 	}
 	wg.Wait()
 	for _, err := range errs {
@@ -169,8 +169,8 @@ func (s *Stored) Poll(ctx context.Context) (poll.Snapshot, error) {
 	return snapshot, nil
 }
 
-// query asks one expression. What the Prometheus says of it is not repeated.
-func (s *Stored) query(ctx context.Context, text string) (model.Vector, error) {
+// Query asks one expression. What the Prometheus says of it is not repeated.
+func (s *Stored) Query(ctx context.Context, text string) (model.Vector, error) {
 	base, err := url.Parse(s.config.URL)
 	if err != nil {
 		return nil, errors.New("--prometheus.url: the address cannot be used")
