@@ -20,7 +20,7 @@ func (m *migrateCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	if err != nil {
 		return err
 	}
-	if err := schema.Migrate(ctx, dsn.Reveal(), schema.Options{BeforeConnect: s.Postgres.BeforeConnect, Partitioned: m.Partitioned, Log: log}); err != nil {
+	if err := schema.Migrate(ctx, dsn.Reveal(), schema.Options{BeforeConnect: s.Postgres.BeforeConnect(), Partitioned: m.Partitioned, Log: log}); err != nil {
 		return err
 	}
 	fmt.Fprintf(out.stdout, "the schema is at version %d\n", schema.Version())

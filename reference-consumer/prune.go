@@ -43,6 +43,6 @@ func (p *pruneCmd) Run(ctx context.Context, s *Shared, out *output) error {
 	if err != nil {
 		return err
 	}
-	return prune.Run(ctx, prune.Config{DSN: dsn.Reveal(), BeforeConnect: s.Postgres.BeforeConnect, Client: client, Topics: []string{s.Topic}, Retention: p.Retention, Once: p.Once,
+	return prune.Run(ctx, prune.Config{DSN: dsn.Reveal(), BeforeConnect: s.Postgres.BeforeConnect(), Client: client, Topics: []string{s.Topic}, Retention: p.Retention, Once: p.Once,
 		Batch: p.Batch, Pause: p.Pause, Every: p.Every, Allow: p.Allow, Registerer: reg, Log: log})
 }

@@ -63,7 +63,7 @@ func (r *runCmd) Run(ctx context.Context, s *Shared, out *output) error {
 		return err
 	}
 	cfg := payments.Config{
-		DSN: dsn.Reveal(), BeforeConnect: s.Postgres.BeforeConnect, MaxConnections: s.Postgres.MaxConnections, Client: client, Topic: s.Topic, Group: s.Group,
+		DSN: dsn.Reveal(), BeforeConnect: s.Postgres.BeforeConnect(), MaxConnections: s.Postgres.MaxConnections, Client: client, Topic: s.Topic, Group: s.Group,
 		IDFromKey: r.EventID == "key", SetBased: r.SetBased, MarkerRetention: r.Retention, RedeliverFrom: r.RedeliverFrom, Allow: r.Allow,
 		Notify: payments.NotifyNever, Registerer: reg, Tracer: tracer, Log: log,
 	}

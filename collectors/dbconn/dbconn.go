@@ -25,6 +25,8 @@ type Config struct {
 	DSN          config.Secret `name:"dsn" help:"Connection string, as a URL or as key=value pairs. Absent: libpq's PG* variables. sslmode, passfile and service work as in libpq."`
 	DSNFile      string        `name:"dsn-file" placeholder:"FILE" help:"File with the connection string, instead of --postgres.dsn. Read again for every connection, as passfile, sslcert, sslkey and sslrootcert are."`
 	PasswordFile string        `name:"password-file" placeholder:"FILE" help:"File with the password, which wins over one in the connection string. Read again for every connection."`
+	TokenFrom    string        `name:"token-from" placeholder:"CLOUD" help:"Log in with a token instead of a password, fetched before it expires, with the identity that the cloud gives this process: aws (RDS and Aurora), azure (Entra ID) or google (Cloud SQL)."`
+	TokenCommand string        `name:"token-command" placeholder:"COMMAND" help:"Program, with its arguments, that writes the password or token; run without a shell for every connection, for at most 10 s."`
 }
 
 // connectTimeout is how long a connection may take to be made, where the
@@ -48,26 +50,40 @@ func (c Config) Pool() (*pgxpool.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	pc.BeforeConnect = c.BeforeConnect
+	pc.BeforeConnect = c.BeforeConnect()
 	return pc, nil
 }
 
-// BeforeConnect is pgxpool's hook: it gives the next connection the host, user,
-// password and certificates that the files hold now.
-func (c Config) BeforeConnect(_ context.Context, next *pgx.ConnConfig) error {
-	pc, err := c.parse()
-	if err != nil {
-		return err
+// BeforeConnect makes pgxpool's hook: it gives the next connection the host,
+// user, password and certificates that the files hold now, and its token.
+func (c Config) BeforeConnect() func(context.Context, *pgx.ConnConfig) error {
+	login := c.login()
+	return func(ctx context.Context, next *pgx.ConnConfig) error {
+		pc, err := c.parse()
+		if err != nil {
+			return err
+		}
+		if login != nil {
+			password, err := login(ctx, &pc.ConnConfig.Config)
+			if err != nil {
+				return err
+			}
+			pc.ConnConfig.Password = password
+		}
+		renew(next, pc.ConnConfig)
+		return nil
 	}
+}
+
+// renew takes over all but what the program has set itself.
+func renew(next, pc *pgx.ConnConfig) {
 	old := next.Config
-	next.Config = pc.ConnConfig.Config
-	// What the program has set itself.
+	next.Config = pc.Config
 	next.RuntimeParams, next.ConnectTimeout = old.RuntimeParams, old.ConnectTimeout
 	next.DialFunc, next.LookupFunc = old.DialFunc, old.LookupFunc
 	next.BuildFrontend, next.MaxProtocolMessageBodyLen = old.BuildFrontend, old.MaxProtocolMessageBodyLen
 	next.BuildContextWatcherHandler, next.AfterNetConnect, next.AfterConnect = old.BuildContextWatcherHandler, old.AfterNetConnect, old.AfterConnect
 	next.OnNotice, next.OnNotification, next.OnPgError = old.OnNotice, old.OnNotification, old.OnPgError
-	return nil
 }
 
 // ConnString is the connection string, from its file where there is one.
@@ -110,6 +126,9 @@ func (c Config) parse() (*pgxpool.Config, error) {
 			return nil, err
 		}
 		pc.ConnConfig.Password = password.Reveal()
+	}
+	if err := c.tokenUsable(&pc.ConnConfig.Config); err != nil {
+		return nil, err
 	}
 	return pc, nil
 }

@@ -56,7 +56,7 @@ func (c Config) Options(dialTimeout time.Duration, now func() time.Time) ([]kgo.
 	if c.TLS.Enabled {
 		opts = append(opts, kgo.Dialer(c.TLS.dialer(dialTimeout)))
 	}
-	mechanism, rejected := c.SASL.mechanism(now)
+	mechanism, rejected := c.SASL.mechanism(c.Brokers, now)
 	if mechanism != nil {
 		opts = append(opts, kgo.SASL(mechanism))
 	}

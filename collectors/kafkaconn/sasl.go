@@ -3,6 +3,7 @@ package kafkaconn
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -10,11 +11,13 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/sasl"
+	"github.com/twmb/franz-go/pkg/sasl/aws"
 	"github.com/twmb/franz-go/pkg/sasl/oauth"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 
 	"oncewatch/collectors/config"
+	"oncewatch/collectors/token"
 )
 
 // The SASL mechanisms.
@@ -23,13 +26,14 @@ const (
 	ScramSHA256 = "SCRAM-SHA-256"
 	ScramSHA512 = "SCRAM-SHA-512"
 	OAuthBearer = "OAUTHBEARER"
+	MSKIAM      = "AWS_MSK_IAM"
 )
 
-var mechanisms = []string{Plain, ScramSHA256, ScramSHA512, OAuthBearer}
+var mechanisms = []string{Plain, ScramSHA256, ScramSHA512, OAuthBearer, MSKIAM}
 
 // SASL is the flags for authentication with the brokers.
 type SASL struct {
-	Mechanism    string        `placeholder:"NAME" help:"PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER. Default: no authentication."`
+	Mechanism    string        `placeholder:"NAME" help:"PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER or AWS_MSK_IAM (with the credentials that the AWS SDK finds). Default: no authentication."`
 	Username     string        `help:"User of PLAIN and SCRAM."`
 	Password     config.Secret `help:"Password of PLAIN and SCRAM. Better set by environment, file or --kafka.sasl.password-file."`
 	PasswordFile string        `placeholder:"FILE" help:"File with the password, read again for every connection."`
@@ -40,6 +44,8 @@ type SASL struct {
 	OAuthClientSecretFile string        `name:"oauth-client-secret-file" placeholder:"FILE" help:"File with the client secret, read again for every token."`
 	OAuthScopes           []string      `name:"oauth-scopes" help:"Scopes to ask the token endpoint for."`
 	OAuthTokenFile        string        `name:"oauth-token-file" placeholder:"FILE" help:"File with a token that something else renews, read again for every connection; instead of a token endpoint."`
+	OAuthTokenFrom        string        `name:"oauth-token-from" placeholder:"CLOUD" help:"Where else the token is had, before it expires: azure (Event Hubs, by Entra ID, with the identity that the cloud gives this process)."`
+	OAuthTokenCommand     string        `name:"oauth-token-command" placeholder:"COMMAND" help:"Program, with its arguments, that writes a token; run without a shell for every connection, for at most 10 s."`
 }
 
 func (s SASL) validate() error {
@@ -47,12 +53,21 @@ func (s SASL) validate() error {
 		"username": s.Username != "", "password": s.Password != "", "password-file": s.PasswordFile != "",
 		"oauth-token-url": s.OAuthTokenURL != "", "oauth-client-id": s.OAuthClientID != "", "oauth-client-secret": s.OAuthClientSecret != "",
 		"oauth-client-secret-file": s.OAuthClientSecretFile != "", "oauth-scopes": len(s.OAuthScopes) > 0, "oauth-token-file": s.OAuthTokenFile != "",
+		"oauth-token-from": s.OAuthTokenFrom != "", "oauth-token-command": s.OAuthTokenCommand != "",
 	}
 	var allowed, needed []string
 	switch {
 	case s.Mechanism == "":
 	case s.Mechanism == OAuthBearer && s.OAuthTokenFile != "":
 		allowed = []string{"oauth-token-file"}
+	case s.Mechanism == OAuthBearer && s.OAuthTokenFrom != "":
+		if err := token.Known("--kafka.sasl.oauth-token-from", s.OAuthTokenFrom, token.Azure); err != nil {
+			return err
+		}
+		allowed = []string{"oauth-token-from"}
+	case s.Mechanism == OAuthBearer && s.OAuthTokenCommand != "":
+		allowed = []string{"oauth-token-command"}
+	case s.Mechanism == MSKIAM:
 	case s.Mechanism == OAuthBearer:
 		allowed = []string{"oauth-token-url", "oauth-client-id", "oauth-client-secret", "oauth-client-secret-file", "oauth-scopes"}
 		needed = []string{"oauth-token-url", "oauth-client-id"}
@@ -101,9 +116,10 @@ func (s SASL) validate() error {
 	return nil
 }
 
-// mechanism is nil where no authentication is configured. rejected, where it is
-// not nil, is to be called when a broker does not accept what was offered.
-func (s SASL) mechanism(now func() time.Time) (_ sasl.Mechanism, rejected func()) {
+// mechanism is nil where no authentication is configured; brokers are the
+// configured addresses. rejected, where it is not nil, is to be called when a
+// broker does not accept what was offered.
+func (s SASL) mechanism(brokers []string, now func() time.Time) (_ sasl.Mechanism, rejected func()) {
 	password := func() (config.Secret, error) {
 		if s.PasswordFile != "" {
 			return config.ReadSecret("--kafka.sasl.password-file", s.PasswordFile)
@@ -125,15 +141,37 @@ func (s SASL) mechanism(now func() time.Time) (_ sasl.Mechanism, rejected func()
 	case ScramSHA512:
 		return scram.Sha512(scramAuth), nil
 	case OAuthBearer:
-		fetch := s.tokenFromEndpoint(&http.Client{Timeout: tokenTimeout})
-		if s.OAuthTokenFile != "" {
-			fetch = s.tokenFromFile
-		}
-		tokens := &tokenCache{fetch: fetch, now: now}
+		tokens := token.NewCache(s.tokens(brokers), now)
 		return oauth.Oauth(func(ctx context.Context) (oauth.Auth, error) {
-			token, err := tokens.get(ctx)
-			return oauth.Auth{Token: token}, err
-		}), tokens.forget
+			text, err := tokens.Get(ctx)
+			if err != nil {
+				return oauth.Auth{}, &AuthError{err}
+			}
+			return oauth.Auth{Token: text}, nil
+		}), tokens.Forget
+	case MSKIAM:
+		logins := &token.AWSLogins{}
+		return aws.ManagedStreamingIAM(func(ctx context.Context) (aws.Auth, error) {
+			found, err := logins.Credentials(ctx)
+			if err != nil {
+				return aws.Auth{}, &AuthError{err}
+			}
+			return aws.Auth{AccessKey: found.AccessKeyID, SecretKey: found.SecretAccessKey, SessionToken: found.SessionToken, UserAgent: "oncewatch"}, nil
+		}), nil
 	}
 	return nil, nil
+}
+
+// tokens are those of OAUTHBEARER.
+func (s SASL) tokens(brokers []string) token.Source {
+	switch {
+	case s.OAuthTokenFile != "":
+		return token.Func(s.tokenFromFile)
+	case s.OAuthTokenCommand != "":
+		return token.Command("--kafka.sasl.oauth-token-command", s.OAuthTokenCommand)
+	case s.OAuthTokenFrom == token.Azure:
+		host, _, _ := net.SplitHostPort(brokers[0]) // validated
+		return token.EntraID(token.EventHubs(host), nil)
+	}
+	return s.tokenFromEndpoint(&http.Client{Timeout: tokenTimeout})
 }

@@ -2,7 +2,6 @@ package kafkaconn
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -12,48 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/oauth2"
+	"oncewatch/collectors/token"
 )
-
-// A token is used again and fetched anew before it expires.
-func TestTokenIsFetchedAgainBeforeItExpires(t *testing.T) {
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	fetched := 0
-	var fail error
-	c := &tokenCache{now: func() time.Time { return now }, fetch: func(context.Context) (*oauth2.Token, error) {
-		if fail != nil {
-			return nil, fail
-		}
-		fetched++
-		return &oauth2.Token{AccessToken: fmt.Sprint("token-", fetched), Expiry: now.Add(time.Hour)}, nil
-	}}
-	at := func(minute int) (string, error) {
-		now = time.Date(2026, 1, 1, 0, minute, 0, 0, time.UTC)
-		return c.get(context.Background())
-	}
-	for _, tt := range []struct {
-		minute int
-		want   string
-	}{{0, "token-1"}, {30, "token-1"}, {39, "token-1"}, {40, "token-2"}, {60, "token-2"}, {79, "token-2"}, {80, "token-3"}} {
-		if got, err := at(tt.minute); err != nil || got != tt.want {
-			t.Errorf("minute %d: %q, %v; want %s", tt.minute, got, err, tt.want)
-		}
-	}
-	// An endpoint that fails costs nothing while the old token lasts, then it
-	// is an error that says so.
-	fail = errors.New("the endpoint is away")
-	if got, err := at(139); err != nil || got != "token-3" {
-		t.Errorf("endpoint away, token still good: %q, %v", got, err)
-	}
-	var auth *AuthError
-	if _, err := at(140); !errors.Is(err, fail) || !errors.As(err, &auth) {
-		t.Errorf("endpoint away, token expired: %v", err)
-	}
-	fail = nil
-	if got, err := at(141); err != nil || got != "token-4" {
-		t.Errorf("endpoint back: %q, %v", got, err)
-	}
-}
 
 func TestTokenEndpoint(t *testing.T) {
 	answer := func(w http.ResponseWriter, r *http.Request) {
@@ -97,12 +56,12 @@ func TestTokenEndpoint(t *testing.T) {
 func TestTokenFileIsReadEachTime(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	s := SASL{Mechanism: OAuthBearer, OAuthTokenFile: file}
-	c := &tokenCache{now: time.Now, fetch: s.tokenFromFile}
+	c := token.NewCache(token.Func(s.tokenFromFile), nil)
 	for _, want := range []string{"one", "two"} {
 		if err := os.WriteFile(file, []byte(want+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := c.get(context.Background()); err != nil || got != want {
+		if got, err := c.Get(context.Background()); err != nil || got != want {
 			t.Errorf("%q, %v; want %s", got, err, want)
 		}
 	}
