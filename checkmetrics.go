@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"os"
 	"strings"
 	"time"
 
@@ -100,16 +98,13 @@ func readPage(ctx context.Context, client *http.Client, name string, relabelling
 		defer func() { _ = resp.Body.Close() }()
 		return conform.Read(httpclient.Redacted(name), resp.Body, resp.Header.Get("Content-Type"), relabelling)
 	}
-	var in io.Reader = os.Stdin
+	in, close, err := open(name)
+	if err != nil {
+		return nil, fmt.Errorf("read a page: %w", err)
+	}
+	defer close()
 	if name == "-" {
 		name = "standard input"
-	} else {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, fmt.Errorf("read a page: %w", err)
-		}
-		defer func() { _ = f.Close() }()
-		in = f
 	}
 	return conform.Read(name, in, "", relabelling)
 }

@@ -27,6 +27,7 @@ import (
 	"oncewatch/collectors/checklist"
 	"oncewatch/collectors/config"
 	"oncewatch/collectors/conform"
+	"oncewatch/collectors/logsample"
 	"oncewatch/collectors/web"
 	"oncewatch/dashboards"
 	"oncewatch/deploy/demo"
@@ -150,6 +151,7 @@ type checkCmd struct {
 	Output  string        `default:"text" enum:"text,json" help:"${enum}."`
 	FailOn  string        `default:"violated" enum:"warning,violated" help:"Exit with 1 from this verdict on: ${enum}."`
 	Timeout time.Duration `default:"2m" help:"Time the whole audit may take."`
+	Logs    string        `placeholder:"FILE" env:"-" help:"A sample of the consumers' log in JSON or logfmt, or - for standard input: judges whether lines about events carry event_id, consumer_group and position."`
 	DryRun  bool          `help:"Validate the configuration and connect to nothing."`
 }
 
@@ -171,10 +173,21 @@ func (c *checkCmd) Run(ctx context.Context, env *environment) error {
 		_, err = fmt.Fprintf(env.stdout, "The configuration is usable; nothing was connected to. It would be asked:\n  %s\n", strings.Join(targets, "\n  "))
 		return err
 	}
+	var logs *logsample.Sample
+	if c.Logs != "" {
+		in, close, err := open(c.Logs)
+		if err != nil {
+			return fmt.Errorf("--logs: %w", err)
+		}
+		defer close()
+		if logs, err = logsample.Read(in); err != nil {
+			return fmt.Errorf("--logs: %w", err)
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	// What could not be read is in the report; the log would say it twice.
-	report, err := collectors.Check(ctx, c.Config, slog.New(slog.DiscardHandler))
+	report, err := collectors.Check(ctx, c.Config, logs, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
@@ -196,6 +209,18 @@ func (c *checkCmd) Run(ctx context.Context, env *environment) error {
 		return &exitError{code: exitDoesNotHold}
 	}
 	return nil
+}
+
+// open opens a file, or standard input as -.
+func open(name string) (in io.Reader, close func(), err error) {
+	if name == "-" {
+		return os.Stdin, func() {}, nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	return f, func() { _ = f.Close() }, nil
 }
 
 // terminal says whether to colour what is written, and how wide it may be.

@@ -6,12 +6,13 @@ import (
 	"time"
 
 	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/logsample"
 	"oncewatch/collectors/postgres"
 )
 
 // Check polls every source until what it knows is complete, or until the
-// context ends, and judges it once.
-func Check(ctx context.Context, c Config, log *slog.Logger) (checklist.Report, error) {
+// context ends, and judges it once. logs is a sample of the consumers' log, or nil.
+func Check(ctx context.Context, c Config, logs *logsample.Sample, log *slog.Logger) (checklist.Report, error) {
 	c.State.Path = "" // the exporter's own
 	e, err := New(c, log, nil)
 	if err != nil {
@@ -29,7 +30,9 @@ func Check(ctx context.Context, c Config, log *slog.Logger) (checklist.Report, e
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	return checklist.NewReport(e.Facts()), nil
+	facts := e.Facts()
+	facts.Logs = logs
+	return checklist.NewReport(facts), nil
 }
 
 // complete says whether another poll would add nothing.

@@ -155,12 +155,3 @@ func (s subject) withoutMarkers() (n float64, known bool) {
 }
 
 func clock(t time.Time) string { return t.UTC().Format("15:04:05.000") }
-
-// logFields is line 6.
-func logFields(subject) Line {
-	return Line{
-		Rule: "log-fields", Number: 6, Title: "Does every log line of an event carry event_id and consumer_group?",
-		Verdict: Unknown, Outside: true, Meaning: "Cannot be seen from here: logs are not read.",
-		Remedy: "Look at one line of the consumer's log of a handled event: event_id, consumer_group, topic, partition, offset.",
-	}
-}

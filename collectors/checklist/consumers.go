@@ -23,7 +23,7 @@ func (s subject) told(l *Line, because string, needs ...func(consumer.Values) co
 		return consumer.Values{}, false
 	case s.consumed == nil:
 		l.Meaning = "The consumers that were read export nothing for this group and topic."
-		l.Remedy = "Check --consumer.metrics-url, and that the consumer exports the metrics of the checklist (reference-consumer/METRICS.md lists them)."
+		l.Remedy = "Check --consumer.metrics-url; oncewatch check-metrics URL says what its page lacks."
 		return consumer.Values{}, false
 	}
 	for _, need := range needs {
@@ -33,7 +33,7 @@ func (s subject) told(l *Line, because string, needs ...func(consumer.Values) co
 		}
 		if !f.OK() {
 			l.Meaning = "It cannot be told: " + f.Missing + "."
-			l.Remedy = "Let the consumer export it as reference-consumer/METRICS.md describes it."
+			l.Remedy = "Let the consumer export it: oncewatch check-metrics URL says how, and what else its page lacks."
 			return consumer.Values{}, false
 		}
 		if f.From != "" {

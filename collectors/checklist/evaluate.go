@@ -47,7 +47,7 @@ func Evaluate(f Facts) []Line {
 			}
 		}
 	}
-	lines = append(lines, unseen()...)
+	lines = append(lines, autoCommit(lines))
 	return slices.DeleteFunc(lines, func(l Line) bool { return l.Rule == "" })
 }
 

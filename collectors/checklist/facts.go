@@ -9,6 +9,7 @@ import (
 	"oncewatch/alerts"
 	"oncewatch/collectors/consumer"
 	"oncewatch/collectors/kafka"
+	"oncewatch/collectors/logsample"
 	"oncewatch/collectors/number"
 	"oncewatch/collectors/poll"
 	"oncewatch/collectors/postgres"
@@ -28,7 +29,9 @@ type Facts struct {
 	// whether any was named in the configuration.
 	Consumers      *consumer.Snapshot
 	ConsumersNamed bool
-	Sources        []poll.Status
+	// Logs is a sample of the consumers' log; nil where none was given.
+	Logs    *logsample.Sample
+	Sources []poll.Status
 	// GroupFilter and TopicFilter are the configured expressions.
 	GroupFilter, TopicFilter Filter
 	// Thresholds are the alert rules' own.

@@ -174,7 +174,7 @@ func (p *printer) unasked(lines []Line) {
 	titles := map[string][]string{}
 	for _, l := range lines {
 		ask := l.Unasked
-		if l.Outside {
+		if l.Outside && ask == "" {
 			ask = "nobody can see these from outside: look at the consumer itself"
 		}
 		if ask == "" {

@@ -17,6 +17,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.uber.org/goleak"
 
+	"oncewatch/alerts"
+	"oncewatch/collectors/conform"
 	"oncewatch/deploy/demo"
 	"oncewatch/deploy/testenv"
 )
@@ -91,6 +93,7 @@ func TestDemo(t *testing.T) {
 	if page := get(t, at.Consumer); !strings.Contains(page, `events_handled_total{consumer_group="ledger-writer",outcome="processed",topic="payments"}`) {
 		t.Errorf("the consumer's metrics:\n%s", page)
 	}
+	conforms(t, at.Exporter+"/metrics", at.Consumer)
 
 	cancel()
 	select {
@@ -104,6 +107,33 @@ func TestDemo(t *testing.T) {
 	left, err := os.ReadDir(scratch)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// conforms fails where rules, dashboards or page would miss something of the two
+// programs' own pages.
+func conforms(t *testing.T, addresses ...string) {
+	t.Helper()
+	wanted, err := conform.New(alerts.Defaults())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pages []*conform.Page
+	for _, address := range addresses {
+		p, err := conform.Read(address, strings.NewReader(get(t, address)), "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, p)
+	}
+	r := wanted.Judge(pages)
+	if len(r.Unseen) > 0 {
+		t.Errorf("nothing is known as the page of %v", r.Unseen)
+	}
+	for _, f := range r.Findings {
+		if f.Wrong || f.Kind != "missing" { // some have no series in a demo
+			t.Errorf("%s: %s", f.Metric, f.What)
+		}
 	}
 }
 

@@ -184,7 +184,7 @@ func TestHostileNames(t *testing.T) {
 	// The audit steers no terminal, and its JSON is JSON.
 	within, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	report, err := collectors.Check(within, c, slog.New(slog.DiscardHandler))
+	report, err := collectors.Check(within, c, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
