@@ -19,7 +19,7 @@ func Queries(t alerts.Thresholds) []Query {
 		for _, r := range p.rows {
 			for _, pan := range r.panels {
 				for _, q := range pan.queries {
-					all = append(all, Query{p.title + " / " + pan.title, filled(q.expr, "5m", "6h")})
+					all = append(all, Query{strings.TrimPrefix(p.title, "oncewatch / ") + " / " + pan.title, filled(q.expr, "5m", "6h")})
 				}
 			}
 		}

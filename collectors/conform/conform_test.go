@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -253,6 +255,55 @@ func TestFormats(t *testing.T) {
 	for _, page := range []string{"", "  \n", "<html>secret</html>", "up 1\nsecret is {", "secret 1 2 3 4"} {
 		if _, err := Read("page", strings.NewReader(page), "", nil); err == nil || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: %v", page, err)
+		}
+	}
+}
+
+// Units that are told by a unit line, by values and by bounds.
+func TestUnits(t *testing.T) {
+	const labels = `{consumer_group="g",topic="t",partition="0"}`
+	for page, want := range map[string]string{
+		"# TYPE consumer_offset_commit_lag_seconds gauge\n# UNIT consumer_offset_commit_lag_seconds seconds\nconsumer_offset_commit_lag_seconds" + labels + " 1\n# EOF\n":                                                             "",
+		"# TYPE consumer_start_time_seconds gauge\nconsumer_start_time_seconds{consumer_group=\"g\"} 1.8e12\n":                                                                                                                        "consumer_start_time_seconds",
+		"# TYPE consumer_start_time_seconds gauge\nconsumer_start_time_seconds{consumer_group=\"g\"} 1.8e9\n":                                                                                                                         "",
+		"# TYPE kafka_topic_retention_seconds gauge\nkafka_topic_retention_seconds{topic=\"t\"} 604800000\n":                                                                                                                          "kafka_topic_retention_seconds",
+		"# TYPE kafka_topic_retention_seconds gauge\nkafka_topic_retention_seconds{topic=\"t\"} +Inf\n":                                                                                                                               "",
+		"# TYPE kafka_topic_retention_seconds gauge\nkafka_topic_retention_seconds{topic=\"t\"} 9.2e15\n":                                                                                                                             "",
+		"# TYPE event_handle_duration_seconds histogram\nevent_handle_duration_seconds_bucket{consumer_group=\"g\",topic=\"t\",le=\"200\"} 1\nevent_handle_duration_seconds_bucket{consumer_group=\"g\",topic=\"t\",le=\"+Inf\"} 1\n": "event_handle_duration_seconds",
+	} {
+		var got string
+		for _, f := range judge(t, wanted(t), page).Findings {
+			if f.Kind == kindUnit {
+				got += f.Metric
+			}
+		}
+		if got != want {
+			t.Errorf("%s: another unit is found of %q, want %q", page, got, want)
+		}
+	}
+}
+
+// The catalogue and the references that the programs write of themselves agree.
+func TestCatalogueAndReference(t *testing.T) {
+	row := regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+)[^|]*\\|([^|]*)\\|")
+	for program, path := range map[string]string{alerts.ProgramExporter: "../METRICS.md", alerts.ProgramConsumer: "../../reference-consumer/METRICS.md"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		types, labels := map[string]string{}, map[string]string{}
+		for _, m := range row.FindAllStringSubmatch(string(text), -1) {
+			types[m[1]], labels[m[1]] = m[2], m[3]
+		}
+		for name, m := range alerts.Metrics()[program] {
+			if types[name] != m.Type {
+				t.Errorf("%s is a %q in %s, and a %s in the catalogue", name, types[name], path, m.Type)
+			}
+			for _, l := range m.Labels {
+				if !strings.Contains(labels[name], "`"+l+"`") {
+					t.Errorf("%s has the label %s in the catalogue, and not in %s", name, l, path)
+				}
+			}
 		}
 	}
 }

@@ -54,7 +54,7 @@ func (r *Report) Text(w io.Writer) error {
 			names []string
 		}{{"alerts", f.Alerts}, {"panels", f.Panels}, {"checklist lines", f.Lines}} {
 			if len(u.names) > 0 {
-				fmt.Fprintf(&b, "    %s that read it: %s\n", u.who, strings.Join(u.names, ", "))
+				fmt.Fprintf(&b, "    %s that read it: %s\n", u.who, some(u.names))
 			}
 		}
 		if f.Remedy != "" {
@@ -82,6 +82,15 @@ func (r *Report) Text(w io.Writer) error {
 	b.WriteString(".\n")
 	_, err := io.WriteString(w, printable(b.String()))
 	return err
+}
+
+// some are the first of many names; JSON has them all.
+func some(names []string) string {
+	const most = 6
+	if more := len(names) - most; more > 1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
 }
 
 // printable keeps what others wrote from steering the terminal.
