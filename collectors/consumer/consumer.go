@@ -17,8 +17,8 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -33,7 +33,7 @@ import (
 
 // Config names the consumers to read.
 type Config struct {
-	MetricsURL []string `name:"metrics-url" placeholder:"URL" help:"Addresses of the consumers' own metrics, for the lines of the checklist that only they can tell (duplicates, handling time, commit lag). Read for the page and the audit; Prometheus scrapes them itself."`
+	MetricsURL []string `name:"metrics-url" placeholder:"URL" help:"Addresses of the consumers' own metrics: http://…, dns+http://… for each address of a name, or files of targets such as consumers/*.yml (what Prometheus' file_sd reads); found anew at each poll. For the lines of the checklist that only they can tell (duplicates, handling time, commit lag). Read for the page and the audit; Prometheus scrapes them itself."`
 
 	httpclient.Config `embed:""`
 }
@@ -41,9 +41,8 @@ type Config struct {
 // Validate names an address that cannot be used.
 func (c Config) Validate() error {
 	for _, raw := range c.MetricsURL {
-		u, err := url.Parse(raw)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return fmt.Errorf("--consumer.metrics-url: %q is not an address: want for example http://consumer-1:10078/metrics", httpclient.Redacted(raw))
+		if err := validPlace(raw); err != nil {
+			return err
 		}
 	}
 	return c.Config.Validate("--consumer.")
@@ -57,12 +56,13 @@ const atOnce = 8
 
 // Source polls the consumers.
 type Source struct {
-	urls   []string
-	client *http.Client
-	now    func() time.Time
+	places   []*place
+	resolver *net.Resolver
+	client   *http.Client
+	now      func() time.Time
 
 	mu      sync.Mutex
-	history []history // of each address
+	history map[string]*history // of each address
 }
 
 // New makes the source. It never connects.
@@ -74,7 +74,11 @@ func New(c Config, now func() time.Time) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Source{urls: c.MetricsURL, client: client, now: now, history: make([]history, len(c.MetricsURL))}, nil
+	s := &Source{resolver: net.DefaultResolver, client: client, now: now, history: map[string]*history{}}
+	for _, raw := range c.MetricsURL {
+		s.places = append(s.places, &place{raw: raw})
+	}
+	return s, nil
 }
 
 // Close ends idle connections.
@@ -91,11 +95,14 @@ func (s *Snapshot) Problems() []poll.Problem { return s.problems }
 
 // Poll implements poll.Source.
 func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
-	readings := make([]*reading, len(s.urls))
-	errs := make([]error, len(s.urls))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	urls, lost := s.find(ctx)
+	readings := make([]*reading, len(urls))
+	errs := make([]error, len(urls))
 	places := make(chan struct{}, atOnce)
 	var wg sync.WaitGroup
-	for i, u := range s.urls {
+	for i, u := range urls {
 		wg.Go(func() {
 			places <- struct{}{}
 			defer func() { <-places }()
@@ -104,15 +111,18 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 	}
 	wg.Wait()
 
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	now := s.now()
-	snapshot := &Snapshot{Sources: len(s.urls), Enough: few, Values: map[Key]Values{}}
+	snapshot := &Snapshot{Sources: len(urls) + len(lost), Unread: len(lost), Enough: few, Values: map[Key]Values{}, problems: lost}
+	s.forget(urls, now)
 	var counts []counted
-	for i, u := range s.urls {
-		h := &s.history[i]
+	for i, u := range urls {
+		h := s.history[u]
+		if h == nil {
+			h = &history{}
+			s.history[u] = h
+		}
 		if errs[i] == nil && h.last != nil && h.last.start > readings[i].start+1 && readings[i].start > 0 {
-			errs[i] = &poll.KindError{Kind: "ambiguous", Err: errors.New("several consumers answer at this address in turn: name each one's own")}
+			errs[i] = &poll.KindError{Kind: "ambiguous", Err: errors.New("several consumers answer at this address in turn: name each one's own, or all by dns+http://")}
 			h.last = readings[i]
 		}
 		if errs[i] != nil {
@@ -130,12 +140,46 @@ func (s *Source) Poll(ctx context.Context) (poll.Snapshot, error) {
 		counts = append(counts, c)
 	}
 	if len(counts) == 0 {
-		return nil, errors.Join(errs...)
+		for _, p := range lost {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Entity, p.Err))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return nil, err
+		}
+		return nil, errNone
 	}
 	for _, k := range keys(counts) {
 		snapshot.Values[k] = values(k, counts)
 	}
 	return snapshot, nil
+}
+
+var errNone = &poll.KindError{Kind: "missing", Err: errors.New("no consumer is found: see --consumer.metrics-url")}
+
+// find is every consumer's address once, and the places that cannot be read.
+func (s *Source) find(ctx context.Context) (urls []string, lost []poll.Problem) {
+	for _, p := range s.places {
+		found, err := p.find(ctx, s.resolver)
+		if err != nil {
+			lost = append(lost, poll.Problem{Kind: poll.Kind(err), Entity: "consumers of " + p.name(), Err: see("--consumer.metrics-url", err)})
+		}
+		for _, u := range found {
+			if !slices.Contains(urls, u) {
+				urls = append(urls, u)
+			}
+		}
+	}
+	return urls, lost
+}
+
+// forget drops what was counted at addresses that are gone for a window; one
+// that a name lacks for a moment comes back with its history.
+func (s *Source) forget(urls []string, now time.Time) {
+	for u, h := range s.history {
+		if n := len(h.past); !slices.Contains(urls, u) && (n == 0 || now.Sub(h.past[n-1].at) >= window) {
+			delete(s.history, u)
+		}
+	}
 }
 
 func (s *Source) fetch(ctx context.Context, u string) (*reading, error) {
