@@ -290,11 +290,14 @@ func (c *rulesCmd) relabel(w io.Writer) error {
 
 type dashboardsCmd struct {
 	thresholds
-	OutputDir string `default:"." type:"path" help:"Folder to write into; it is made if needed."`
+	OutputDir     string `default:"." type:"path" help:"Folder to write into; it is made if needed."`
+	AskDataSource bool   `env:"-" help:"For import by hand: Grafana then asks which Prometheus to use. Not for provisioning or a sidecar, which ask nobody."`
 }
 
 func (c *dashboardsCmd) Run(env *environment) error {
-	if err := dashboards.Write(c.OutputDir, dashboards.Options{Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase}); err != nil {
+	if err := dashboards.Write(c.OutputDir, dashboards.Options{
+		Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase, AskDataSource: c.AskDataSource,
+	}); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(env.stdout, "The dashboards are in", c.OutputDir)

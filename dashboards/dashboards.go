@@ -36,6 +36,10 @@ type Options struct {
 	Set         map[string]string // thresholds by key, over those of ValuesFile
 	ValuesFile  string            // YAML file of thresholds; none if empty
 	RunbookBase string            // address of the runbook pages; alerts.DefaultRunbookBase if empty
+
+	// AskDataSource is for import by hand: Grafana asks which data source to use.
+	// Provisioning and the sidecar, which ask nobody, cannot load such files.
+	AskDataSource bool
 }
 
 // Generate returns the JSON of every dashboard by file name. The error names
@@ -51,7 +55,7 @@ func Generate(o Options) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	var errs []error
 	for _, p := range pages(t, base) {
-		raw, err := p.build(runbook, p.annotations(), p.selectors())
+		raw, err := p.build(runbook, p.annotations(), p.selectors(o.AskDataSource), o.AskDataSource)
 		errs = append(errs, err)
 		files[p.uid+".json"] = raw
 	}
@@ -64,11 +68,15 @@ func pages(t alerts.Thresholds, base string) []page {
 }
 
 // selectors are the variables of a dashboard.
-func (p page) selectors() []dashboard.VariableModel {
+func (p page) selectors(askDataSource bool) []dashboard.VariableModel {
 	all := []dashboard.VariableModel{{
 		Type: dashboard.VariableTypeDatasource, Name: "datasource", Label: cog.ToPtr("Data source"),
 		Query: &dashboard.StringOrMap{String: cog.ToPtr("prometheus")},
 	}}
+	if askDataSource {
+		answer := dashboard.StringOrArrayOfString{String: cog.ToPtr("${" + input + "}")}
+		all[0].Current = &dashboard.VariableOption{Text: answer, Value: answer}
+	}
 	for _, v := range variables {
 		if p.oneGroup && v.name == "consumer_group" {
 			all = append(all, chosen(v.name, v.label, v.query))
@@ -111,6 +119,9 @@ func (p page) annotations() []dashboard.AnnotationQuery {
 			"Pruner finished", "{{instance}}", "instance", false, true),
 	}
 }
+
+// input is what Grafana puts the chosen data source in place of.
+const input = "DS_PROMETHEUS"
 
 // Write writes every dashboard into dir, which it creates if need be.
 func Write(dir string, o Options) error {

@@ -87,11 +87,20 @@ func tenOf(metric, legend string) []query {
 	}
 }
 
-// Graphs of long durations have one unit each: Grafana's own goes over
-// to weeks, and its ticks are odd.
+// inMinutes shows seconds in minutes.
+func inMinutes(queries []query) []query {
+	for i, q := range queries {
+		queries[i].expr = expr(`(%s) / 60`, q.expr)
+	}
+	return queries
+}
+
+// Graphs of what may last long have one unit each: Grafana's own goes over from
+// seconds to weeks, and its ticks are odd ("16.7 mins").
 const (
-	hours   = "suffix:h"
-	minutes = "suffix:min" // what is short when it is well
+	hours        = "suffix:h"
+	minutes      = "suffix:min" // what is short when it is well
+	wholeSeconds = "suffix:s"   // what is very short when it is well
 )
 
 func num(f float64) string { return strings.TrimSuffix(fmt.Sprintf("%.10g", f), ".0") }

@@ -73,7 +73,7 @@ type panel struct {
 }
 
 // build lays the page out and returns its JSON.
-func (p page) build(runbookURL func(alert string) string, annotations []dashboard.AnnotationQuery, variables []dashboard.VariableModel) ([]byte, error) {
+func (p page) build(runbookURL func(alert string) string, annotations []dashboard.AnnotationQuery, variables []dashboard.VariableModel, askDataSource bool) ([]byte, error) {
 	board := dashboard.NewDashboard()
 	board.Uid = &p.uid
 	board.Title = &p.title
@@ -125,7 +125,15 @@ func (p page) build(runbookURL func(alert string) string, annotations []dashboar
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	raw, err := json.MarshalIndent(board, "", "  ")
+	raw, err := json.Marshal(board)
+	if err == nil && askDataSource {
+		raw, err = asking(raw, board)
+	}
+	var indented bytes.Buffer
+	if err == nil {
+		err = json.Indent(&indented, raw, "", "  ")
+	}
+	raw = indented.Bytes()
 	if err != nil {
 		return nil, fmt.Errorf("dashboard %s: %w", p.uid, err)
 	}
@@ -135,6 +143,40 @@ func (p page) build(runbookURL func(alert string) string, annotations []dashboar
 	raw = bytes.ReplaceAll(raw, []byte(`\u003e`), []byte(">"))
 	raw = bytes.ReplaceAll(raw, []byte(`\u0026`), []byte("&"))
 	return append(raw, '\n'), nil
+}
+
+// asking puts in front of a dashboard what Grafana asks for at an import by hand,
+// and what it has to have installed. The SDK does not know of it.
+func asking(raw []byte, board *dashboard.Dashboard) ([]byte, error) {
+	type plugin struct {
+		Type    string `json:"type"`
+		ID      string `json:"id"`
+		Name    string `json:"name"`
+		Version string `json:"version"`
+	}
+	head := struct {
+		Inputs   []map[string]string `json:"__inputs"`
+		Requires []plugin            `json:"__requires"`
+	}{
+		[]map[string]string{{
+			"name": input, "label": "Prometheus", "description": "The Prometheus that scrapes oncewatch and its rules run in.",
+			"type": "datasource", "pluginId": "prometheus", "pluginName": "Prometheus",
+		}},
+		[]plugin{{"grafana", "grafana", "Grafana", "11.0.0"}, {"datasource", "prometheus", "Prometheus", "1.0.0"}},
+	}
+	kinds := map[string]bool{}
+	for _, p := range board.Panels {
+		if p.Panel != nil && !kinds[p.Panel.Type] {
+			kinds[p.Panel.Type] = true
+			head.Requires = append(head.Requires, plugin{"panel", p.Panel.Type, p.Panel.Type, "1.0.0"})
+		}
+	}
+	front, err := json.Marshal(head)
+	if err != nil {
+		return nil, err
+	}
+	front[len(front)-1] = ','
+	return append(front, raw[1:]...), nil
 }
 
 func (p panel) build(runbookURL func(alert string) string) (dashboard.Panel, error) {
@@ -237,6 +279,9 @@ func bars(b *timeseries.PanelBuilder) {
 // shouldBeZero scales the axis of a count whose every unit is a fault: 1 must
 // not look like 0, and 0 not like the middle of nothing.
 func shouldBeZero(b *timeseries.PanelBuilder) { b.AxisSoftMax(2).Decimals(0) }
+
+// aMinute keeps seconds small on an axis of minutes.
+func aMinute(b *timeseries.PanelBuilder) { b.AxisSoftMax(1) }
 
 // wholeNumbers is for counts.
 func wholeNumbers(b *timeseries.PanelBuilder) { b.AxisSoftMax(10).Decimals(0) }

@@ -29,7 +29,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Inserted against pruned",
 					description: "Markers that appear and vanish per second. Good: the two meet once the table is as old as its retention. " +
 						"Inserted at 0 while events are processed: the handler writes no marker. Pruned far above inserted for long: someone deletes by hand.",
-					noData: "the ledger has counted nothing yet; see *Will the table hold?*, last row", unit: "rowsps",
+					noData: "the ledger has not counted yet; see *Will the table hold?*, last row", unit: "rowsps",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning", "ProcessedEventsMarkersMassDeleted", "ProcessedEventsTableEmpty", "ProcessedEventsEntriesUnfinished"},
 					width:    8, height: 8,
 					queries: []query{
@@ -119,7 +119,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Offset commit behind the database commit",
 					description: "Time from a database commit to the offset commit that covers it. Good: below " + num(t.CommitLagWarning) + " s. " +
 						"While it grows, a crash redelivers ever more events: harmless with markers, but look for a slow broker or a stuck commit. Above " + num(t.CommitLagCritical) + " s restart the consumer.",
-					noData: noConsumer, unit: "s",
+					noData: noConsumer, unit: wholeSeconds,
 					runbooks: []string{"ConsumerOffsetCommitLagWidening", "ConsumerOffsetCommitLagHigh"},
 					steps:    []step{{t.CommitLagWarning, warning}, {t.CommitLagCritical, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (%s) (%s)`, byTopic, sel("consumer_offset_commit_lag_seconds")), legend: "{{consumer_group}} {{topic}}"}},
@@ -139,11 +139,11 @@ func group(t alerts.Thresholds, pageURL string) page {
 				{
 					title:       "Lag in time, by partition",
 					description: "Age of the oldest record not committed past. Good: seconds. It grows by a second a second on a partition that stands still, also when its producer has stopped.",
-					noData:      noBroker, unit: "s",
+					noData:      noBroker, unit: minutes,
 					runbooks: []string{"ConsumerLagGrowing", "ConsumerRecordsExpiringSoon", "ConsumerRecordsExpiring"},
 					width:    8, height: 7,
-					queries: tenOf("consumer_lag_seconds", "{{topic}} {{partition}}"),
-					draw:    lines(),
+					queries: inMinutes(tenOf("consumer_lag_seconds", "{{topic}} {{partition}}")),
+					draw:    lines(aMinute),
 				},
 				{
 					title: "Commits outside the log",
@@ -218,7 +218,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Markers and effects that diverge",
 					description: "Rows of a closed window whose marker and effect were not written by one transaction, by kind. Good: 0. " +
 						"marker_without_effect: an effect was lost. effect_without_marker: it can be repeated. different_transaction: a crash will do either.",
-					noData: "no effect table is configured, so marker and effect are not compared", unit: "short",
+					noData: "no effect table is configured for this group, so marker and effect are not compared, or the exporter is not scraped", unit: "short",
 					runbooks: []string{"MarkerEffectDivergence"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`max by (cluster, database, consumer_group, kind) (%s)`, sel("processed_events_divergent_rows")), legend: "{{consumer_group}} {{kind}}"}},
@@ -227,11 +227,11 @@ func group(t alerts.Thresholds, pageURL string) page {
 				{
 					title:       "Outbox: oldest intent",
 					description: "Age of the oldest intent not yet delivered. Good: seconds. Above " + num(t.OutboxPendingAge/60) + " min the receiver refuses or the worker is gone: the effect is committed, but its message is not out.",
-					noData:      noOutbox, unit: "s",
+					noData:      noOutbox, unit: minutes,
 					runbooks: []string{"OutboxStuck"},
-					steps:    []step{{t.OutboxPendingAge, violated}}, width: 12, height: 7,
-					queries: []query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("outbox_oldest_pending_age_seconds")), legend: "{{consumer_group}}"}},
-					draw:    lines(),
+					steps:    []step{{t.OutboxPendingAge / 60, violated}}, width: 12, height: 7,
+					queries: inMinutes([]query{{expr: expr(`max by (%s) (%s)`, perGroup, sel("outbox_oldest_pending_age_seconds")), legend: "{{consumer_group}}"}}),
+					draw:    lines(aMinute),
 				},
 				{
 					title:       "Outbox: deliveries per second",

@@ -70,7 +70,7 @@ var lintRules = map[string]func(t *testing.T, b board, report func(format string
 	},
 	"panel-units-rule": func(_ *testing.T, b board, report func(string, ...any)) {
 		// Those of the linter's list that the dashboards use.
-		valid := []string{"none", "short", "percentunit", "s", "dtdhms", hours, minutes, "bytes", "eps", "recps", "rowsps"}
+		valid := []string{"none", "short", "percentunit", "s", "dtdhms", hours, minutes, wholeSeconds, "bytes", "eps", "recps", "rowsps"}
 		for _, p := range b.panels() {
 			mapped := false
 			for _, o := range p.FieldConfig.Overrides {

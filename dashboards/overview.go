@@ -2,6 +2,7 @@ package dashboards
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/grafana/grafana-foundation-sdk/go/common"
 	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
@@ -61,7 +62,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					title: "Markers and effects that diverge",
 					description: "Rows of a closed window where marker and effect were not written by one transaction. Good: 0. " +
 						"Otherwise a handler writes on a connection of its own, and a crash between the two loses or repeats an effect.",
-					noData: "no effect table is configured for these groups, so marker and effect are not compared", unit: "short",
+					noData: "no effect table is configured for these groups, so marker and effect are not compared, or the exporter is not scraped", unit: "short",
 					runbooks: []string{"MarkerEffectDivergence"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{{expr: ofWorst(expr(`sum by (%[1]s) (max by (%[1]s, database, kind) (%[2]s))`, perGroup, sel("processed_events_divergent_rows"))), legend: "{{consumer_group}}"}},
@@ -169,7 +170,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					steps:    []step{{1, violated}}, width: 8, height: 8,
 					queries: []query{
 						{expr: ofWorst(unprotected(perGroup)), legend: "{{consumer_group}} at least"},
-						{expr: ofWorst(unprotectedAtMost(perGroup) + " > " + unprotected(perGroup)), legend: "{{consumer_group}} at most"},
+						{expr: ofWorst(expr(`(%s > 0) + %s`, unverified(perGroup), unprotected(perGroup))), legend: "{{consumer_group}} at most"},
 					},
 					draw: lines(shouldBeZero),
 				},
@@ -222,7 +223,7 @@ func groupCounts() panel {
 	p := panel{
 		title: "Consumer groups by the gravest that is seen of them",
 		description: fmt.Sprintf("Of all groups, by alerts that fire and by records and rows that are at fault; the table below asks the %d worst of them everything. "+
-			"Good: nothing seen of any, which is no proof that all is well.", shown),
+			"Good: nothing seen of any, which is no proof that all is well. Without the alert rules, which count the records, every group is unknown.", shown),
 		noData: "no consumer group has been seen: is the exporter scraped?", unit: "none",
 		runbooks: []string{"ConsumerMetricsAbsent"},
 		base:     unknown, width: 12, height: 4,
@@ -231,12 +232,22 @@ func groupCounts() panel {
 			column{words[isUnknown].text, countCell(unknown)},
 		),
 	}
+	worse := atFault()
+	sets := [...]string{
+		isHolding:  without() + " == 0",
+		isUnknown:  expr(`(%s or %s == %s)`, worse[isUnknown], without(), num(weight(isUnknown))),
+		isWarning:  worse[isWarning],
+		isViolated: worse[isViolated],
+	}
 	for v := isViolated; v >= isHolding; v-- {
-		name := words[v].text
+		name, e := words[v].text, sets[v]
 		if v == isHolding {
 			name = "nothing seen"
 		}
-		p.queries = append(p.queries, query{expr: expr(`count((%s) == %s) or 0 * count(%s)`, seen(), num(weight(v)), groups()), legend: name})
+		if v < isViolated {
+			e = expr(`%s unless on (%s) (%s)`, e, perGroup, strings.Join(worse[v+1:], " or "))
+		}
+		p.queries = append(p.queries, query{expr: expr(`count(%s) or 0 * count(%s)`, e, groups()), legend: name})
 	}
 	p.queries = append(p.queries, query{expr: expr(`clamp_min(count(%s) - %d, 0)`, groups(), shown), legend: "not listed"})
 	return p

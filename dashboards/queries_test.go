@@ -71,6 +71,9 @@ var recorded = map[string][]string{
 	"ALERTS":           {"alertname", "alertstate", "severity", "database", "consumer_group", "topic"},
 	"ALERTS_FOR_STATE": {"alertname", "severity", "database", "consumer_group", "topic"},
 	rulesProof:         {},
+	"consumer_group_topic:processed_events_unprotected_records:sum": {"database", "consumer_group", "topic"},
+	"consumer_group_topic:processed_events_unverified_records:sum":  {"database", "consumer_group", "topic"},
+	"consumer_group_topic_partition:consumer_records_expired:max":   {"consumer_group", "topic", "partition"},
 }
 
 var legendLabel = regexp.MustCompile(`\{\{([^}]+)\}\}`)

@@ -81,18 +81,47 @@ func trouble(t alerts.Thresholds) string {
 	return strings.Join(sum, " + ")
 }
 
-// seen is the trouble of every group that can be told at a glance, for choosing
-// those that are listed and drawn: the gravest alert that fires, and the counts
-// whose every unit is a fault. All four verdicts of a thousand groups would take
-// many seconds; those of ten do not.
-func seen() string {
+// atFault are the groups of each verdict as far as it can be told at a glance: by
+// the alerts that fire, and by the counts whose every unit is a fault, as the alert
+// rules have recorded them. All four verdicts of a thousand groups would take many
+// seconds, and so would the counts of their partitions.
+func atFault() []string {
 	firing := func(severity string) string {
 		return expr(`ALERTS{alertstate="firing",severity=%q,alertname=~%q,consumer_group=~"$consumer_group",consumer_group!=""}`, severity, ours)
 	}
-	return expr(`%[2]s * group by (%[1]s) (%[3]s or %[4]s > 0 or %[5]s > 0) or %[6]s * group by (%[1]s) (%[7]s or %[8]s > 0) or %[9]s * group by (%[1]s) (%[10]s or %[11]s > 0) or 0 * %[12]s`,
-		perGroup, num(weight(isViolated)), firing("critical"), sel("processed_events_unprotected_records"), sel("processed_events_divergent_rows"),
-		num(weight(isWarning)), firing("warning"), sel("consumer_records_expired"),
-		num(weight(isUnknown)), firing("info"), sel("processed_events_unverified_records"), groups())
+	group := func(series ...string) string {
+		return expr(`group by (%s) (%s)`, perGroup, strings.Join(series, " or "))
+	}
+	return []string{
+		isUnknown: group(firing("info"), noted("consumer_group_topic:processed_events_unverified_records:sum", "database", "topic")+" > 0"),
+		isWarning: group(firing("warning"), noted("consumer_group_topic_partition:consumer_records_expired:max", "topic")),
+		isViolated: group(firing("critical"), sel("processed_events_divergent_rows")+" > 0",
+			noted("consumer_group_topic:processed_events_unprotected_records:sum", "database", "topic")+" > 0"),
+	}
+}
+
+// without is the weight of a group of which nothing is seen: that of what is not
+// known where no rules are evaluated.
+func without() string {
+	return expr(`(%s - scalar(clamp_max(count(%s{cluster=~"$cluster"}) or vector(0), 1)))`, groups(), rulesProof)
+}
+
+// noted selects what the alert rules have recorded, which has the labels of the
+// rule and of no target.
+func noted(record string, labels ...string) string {
+	matchers := `cluster=~"$cluster",consumer_group=~"$consumer_group"`
+	for _, l := range labels {
+		matchers += fmt.Sprintf(`,%[1]s=~"$%[1]s|"`, l)
+	}
+	return record + "{" + matchers + "}"
+}
+
+// seen is the trouble of every group that can be told at a glance, for choosing
+// those that are listed and drawn.
+func seen() string {
+	worse := atFault()
+	return expr(`%s * %s or %s * %s or %s * %s or %s`, num(weight(isViolated)), worse[isViolated],
+		num(weight(isWarning)), worse[isWarning], num(weight(isUnknown)), worse[isUnknown], without())
 }
 
 // weight is the least trouble of a group whose worst verdict is this one.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -190,6 +191,18 @@ func (a actor) export(series emit, now time.Time, seed int) {
 			return math.Floor(perSecond * (at - began))
 		}
 	}
+	exposed := func(at float64) float64 { // of each partition
+		if a.short && at > cut {
+			return math.Floor(rate * 4 * day * min(1, (at-cut)/1800))
+		}
+		return 0
+	}
+	unverified := func(p int, at float64) float64 {
+		if a.unverified || a.short && p == 0 && at > cut {
+			return 11520
+		}
+		return 0
+	}
 	for p := range a.partitions {
 		gtp := gt + fmt.Sprintf(`,partition="%d"`, p)
 		exp("consumer_committed_offset", gtp, func(at float64) float64 { return math.Floor(1e6 + rate*(passed(at)-began)) })
@@ -198,21 +211,19 @@ func (a actor) export(series emit, now time.Time, seed int) {
 		exp("consumer_records_expired", gtp, is(0))
 		exp("consumer_offset_out_of_range", gtp, is(0))
 		exp("kafka_topic_oldest_record_age_seconds", fmt.Sprintf(`topic=%q,partition="%d"`, a.topic, p), is(7*day+float64(p)*900))
-		exp("processed_events_unprotected_records", db+gtp, func(at float64) float64 {
-			if a.short && at > cut {
-				return math.Floor(rate * 4 * day * min(1, (at-cut)/1800))
-			}
-			return 0
-		})
-		exp("processed_events_unverified_records", db+gtp, func(at float64) float64 {
-			if a.unverified || a.short && p == 0 && at > cut {
-				return 11520
-			}
-			return 0
-		})
+		exp("processed_events_unprotected_records", db+gtp, exposed)
+		exp("processed_events_unverified_records", db+gtp, func(at float64) float64 { return unverified(p, at) })
 		con("consumer_offset_commit_lag_seconds", gtp, func(at float64) float64 { return max(0.05, 0.2+0.1*wave(at)) })
 		con("events_lost_total", gtp, is(0))
 	}
+	// What the rules have recorded of its partitions.
+	series("consumer_group_topic:processed_events_unprotected_records:sum", db+gt, func(at float64) float64 { return float64(a.partitions) * exposed(at) })
+	series("consumer_group_topic:processed_events_unverified_records:sum", db+gt, func(at float64) (sum float64) {
+		for p := range a.partitions {
+			sum += unverified(p, at)
+		}
+		return sum
+	})
 	oldest := func(at float64) float64 {
 		if a.short && at > cut {
 			return 8*day - 5*day*min(1, (at-cut)/1800)
@@ -239,7 +250,7 @@ func (a actor) export(series emit, now time.Time, seed int) {
 	})
 	all := rate * float64(a.partitions)
 	exp("processed_events_inserted_total", db+gt, func(at float64) float64 { return math.Floor(all * (passed(at) - began)) })
-	exp("processed_events_pruned_total", db+gt, func(at float64) float64 { return math.Floor(all*(at-began)*0.98 + rows(began) - rows(at)) })
+	exp("processed_events_pruned_total", db+gt, func(at float64) float64 { return math.Floor(all * (at - began + oldest(began) - oldest(at))) })
 	exp("processed_events_row_limit", db+group, is(4e8))
 	exp("kafka_topic_retention_seconds", fmt.Sprintf("topic=%q", a.topic), is(7*day))
 	exp("kafka_topic_worst_case_retention_seconds", fmt.Sprintf("topic=%q", a.topic), is(7*day+4*3600))
@@ -363,6 +374,27 @@ func TestScenes(t *testing.T) {
 				if !maps.Equal(got, wanted) {
 					t.Errorf("%s: %v, want %v", q.name, got, wanted)
 				}
+			}
+			// As many of each are counted, the worst first, and none is left out.
+			var counts []int
+			for _, q := range groupCounts().queries {
+				for _, one := range p.at(t, filled(q.expr, "4m", "6h"), now) {
+					n, err := strconv.Atoi(one.Value[1].(string))
+					if err != nil {
+						t.Fatal(err)
+					}
+					counts = append(counts, n)
+				}
+			}
+			wanted := []int{0, 0, 0, 0, 0}
+			for _, answers := range want[s.name] {
+				wanted[isViolated-slices.Max(answers[:])]++
+			}
+			if s.name == "empty" {
+				wanted = nil
+			}
+			if !slices.Equal(counts, wanted) {
+				t.Errorf("violated, warning, unknown, nothing seen, not listed: %v, want %v", counts, wanted)
 			}
 			// Where nothing is scraped no number is shown at all, not even a 0.
 			everyQuery(t, func(where, query, _ string) {

@@ -14,7 +14,7 @@ import (
 	"oncewatch/deploy/testenv"
 )
 
-// The types of a current Grafana accept the dashboards, every panel's options
+// The types of Grafana 11, 12 and 13 accept the dashboards, every panel's options
 // and field configuration: see preview/check.mjs.
 func TestGrafanaTypes(t *testing.T) {
 	t.Parallel()
@@ -24,38 +24,54 @@ func TestGrafanaTypes(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	modules, err := grafanaTypes(ctx)
-	if err != nil {
-		testenv.Missing(t, "@grafana/schema", err)
+	asking := t.TempDir()
+	if err := Write(asking, Options{AskDataSource: true}); err != nil {
+		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(ctx, node, "preview/check.mjs", "--modules", modules).CombinedOutput()
+	pinned, err := pinnedPackages()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatal(err)
 	}
-	if !strings.Contains(string(out), " 0 errors") || strings.HasPrefix(string(out), "0 parts") {
-		t.Errorf("nothing was checked: %s", out)
+	for _, version := range []string{"11.0.7", "12.0.2", pinned["@grafana/schema"]} {
+		modules, err := grafanaTypes(ctx, version, pinned["typescript"])
+		if err != nil {
+			testenv.Missing(t, "@grafana/schema "+version, err)
+		}
+		kinds := []string{"."}
+		if version == pinned["@grafana/schema"] {
+			kinds = append(kinds, asking)
+		}
+		for _, boards := range kinds {
+			out, err := exec.CommandContext(ctx, node, "preview/check.mjs", "--modules", modules, "--boards", boards).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v\n%s", version, err, out)
+			}
+			if !strings.Contains(string(out), "against "+version+", 0 errors") || strings.HasPrefix(string(out), "0 parts") {
+				t.Errorf("%s: nothing was checked: %s", version, out)
+			}
+		}
 	}
 }
 
-// grafanaTypes installs the two packages that check.mjs needs, in the versions
-// that preview/package.json pins, where the next run finds them.
-func grafanaTypes(ctx context.Context) (dir string, err error) {
+// pinnedPackages are the versions of preview/package.json.
+func pinnedPackages() (map[string]string, error) {
 	raw, err := os.ReadFile("preview/package.json")
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	var pinned struct{ Dependencies map[string]string }
-	if err := json.Unmarshal(raw, &pinned); err != nil {
-		return "", err
-	}
+	err = json.Unmarshal(raw, &pinned)
+	return pinned.Dependencies, err
+}
+
+// grafanaTypes installs the two packages that check.mjs needs where the next run
+// finds them.
+func grafanaTypes(ctx context.Context, schema, typescript string) (dir string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
-	var packages []string
-	for _, name := range []string{"@grafana/schema", "typescript"} {
-		packages = append(packages, name+"@"+pinned.Dependencies[name])
-	}
+	packages := []string{"@grafana/schema@" + schema, "typescript@" + typescript}
 	dir = filepath.Join(cache, "oncewatch", strings.NewReplacer("/", "-", "@", "").Replace(strings.Join(packages, "+")))
 	if _, err := os.Stat(filepath.Join(dir, "complete")); err == nil {
 		return dir, nil

@@ -1,6 +1,7 @@
 package dashboards
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -185,9 +186,97 @@ func TestAnswers(t *testing.T) {
 		{"an alert of a group that nothing else knows", world{firing("ProcessedEventsReplayExposed", "critical", group): "1x400"}, [4]int{u, u, v, v}},
 	}
 	th := alerts.Defaults()
+	var asked []history
+	for _, c := range cases {
+		one := history{name: c.name, world: c.world}
+		ask := func(name, e string, want float64) {
+			samples := ""
+			if c.want[0] != o {
+				samples = fmt.Sprintf(`{labels: '{consumer_group="g"}', value: %s}`, num(want))
+			}
+			one.asked = append(one.asked, answer{name, e, samples})
+		}
+		sum := 0.0
+		for i, q := range questions(th) {
+			ask(q.name, q.verdict(), float64(c.want[i]))
+			sum += weight(max(c.want[i], 0))
+		}
+		ask("trouble", trouble(th), sum)
+		asked = append(asked, one)
+	}
+	evaluate(t, asked)
+}
+
+// The groups to draw are chosen by what alerts and rules have said of them; where
+// no rules are evaluated a group is unknown, however well it looks.
+func TestSeen(t *testing.T) {
+	t.Parallel()
+	ruled := healthy().and(rulesProof+`{rule="1"}`, "1x400")
+	recorded := func(w world, record, values string) world {
+		return w.and(record+`{database="d",consumer_group="g",topic="t"}`, values)
+	}
+	const unprotected, unverified = "consumer_group_topic:processed_events_unprotected_records:sum", "consumer_group_topic:processed_events_unverified_records:sum"
+	var asked []history
+	for _, c := range []struct {
+		name  string
+		world world
+		want  int
+	}{
+		{"no rules", healthy(), u},
+		{"rules, and nothing to say", ruled, h},
+		{"rules that have counted nothing", recorded(recorded(ruled, unprotected, "0x400"), unverified, "0x400"), h},
+		{"unverified records", recorded(ruled, unverified, "7x400"), u},
+		{"unprotected records", recorded(ruled, unprotected, "1x400"), v},
+		{"unprotected records, and rules no longer evaluated", recorded(healthy(), unprotected, "1x400"), v},
+		{"expired records", ruled.and(`consumer_group_topic_partition:consumer_records_expired:max{consumer_group="g",topic="t",partition="0"}`, "3x400"), w},
+		{"diverging rows", ruled.with("processed_events_divergent_rows", "1x400"), v},
+		{"an alert for information", ruled.and(firing("ConsumerMetricsAbsent", "info", `,consumer_group="g"`), "1x400"), u},
+		{"a page", ruled.and(firing("ConsumerStalled", "critical", `,consumer_group="g"`), "1x400"), v},
+	} {
+		one := history{name: c.name, world: c.world, asked: []answer{{"seen", seen(), fmt.Sprintf(`{labels: '{consumer_group="g"}', value: %s}`, num(weight(c.want)))}}}
+		for i, q := range groupCounts().queries {
+			count := 0
+			if i == isViolated-c.want {
+				count = 1
+			}
+			one.asked = append(one.asked, answer{q.legend, q.expr, fmt.Sprintf("{labels: '{}', value: %d}", count)})
+		}
+		asked = append(asked, one)
+	}
+	evaluate(t, asked)
+}
+
+// A table that shrinks is not forecast to have fewer rows than none.
+func TestForecastIsNotNegative(t *testing.T) {
+	t.Parallel()
+	i := slices.IndexFunc(boards(t), func(b board) bool { return b.UID == tableUID })
+	b := boards(t)[i]
+	i = slices.IndexFunc(b.panels(), func(p boardPanel) bool { return strings.HasPrefix(p.Title, "Rows, and in ") })
+	shrinking := world{}
+	shrinking.set("e:1", "processed_events_row_count", `database="d",consumer_group="g",topic="t"`, "1000000-500x1800")
+	forecast := strings.ReplaceAll(b.panels()[i].Targets[1].Expr, "$worst", ".+")
+	evaluate(t, []history{{name: "half of it is gone in a day", world: shrinking, at: "26h", asked: []answer{
+		{"forecast", forecast, `{labels: '{database="d", consumer_group="g"}', value: 0}`},
+	}}})
+}
+
+// history is what has been, and what is asked about it at the end.
+type history struct {
+	name  string
+	world world
+	at    string // 6h if empty
+	asked []answer
+}
+
+// answer is an expression, and the samples that it has to return in promtool's
+// notation.
+type answer struct{ name, expr, samples string }
+
+func evaluate(t *testing.T, histories []history) {
+	t.Helper()
 	var file strings.Builder
 	file.WriteString("evaluation_interval: 1m\ntests:\n")
-	for _, c := range cases {
+	for _, c := range histories {
 		fmt.Fprintf(&file, "- name: %q\n  interval: 1m\n  input_series:\n", c.name)
 		if len(c.world) == 0 {
 			file.WriteString("  - {series: 'other', values: '1x400'}\n")
@@ -196,19 +285,8 @@ func TestAnswers(t *testing.T) {
 			fmt.Fprintf(&file, "  - {series: '%s', values: '%s'}\n", s, c.world[s])
 		}
 		file.WriteString("  promql_expr_test:\n")
-		sum := 0.0
-		for i, q := range append(questions(th), question{name: "trouble"}) {
-			query, want := trouble(th), sum
-			if i < len(c.want) {
-				query, want = q.verdict(), float64(c.want[i])
-				sum += weight(max(c.want[i], 0))
-			}
-			fmt.Fprintf(&file, "  - eval_time: 6h\n    expr: %q\n    exp_samples:", "# "+c.name+": "+q.name+"\n"+filled(query, "4m", "6h"))
-			if c.want[0] == o {
-				file.WriteString(" []\n")
-				continue
-			}
-			fmt.Fprintf(&file, " [{labels: '{consumer_group=\"g\"}', value: %s}]\n", num(want))
+		for _, a := range c.asked {
+			fmt.Fprintf(&file, "  - eval_time: %s\n    expr: %q\n    exp_samples: [%s]\n", cmp.Or(c.at, "6h"), "# "+c.name+": "+a.name+"\n"+filled(a.expr, "4m", "6h"), a.samples)
 		}
 	}
 	path := filepath.Join(t.TempDir(), "answers.yml")

@@ -128,7 +128,10 @@ func history(dir string, groups int, now, until time.Time) (count int, err error
 		for _, reason := range []string{"data", "decode", "too_old"} {
 			write(short, s15, is(0), "events_dead_lettered_total", with(consumer, append(gt[:4:4], "reason", reason)...)...)
 		}
-		// What the rules have recorded over a day.
+		// What the rules have recorded, and over a day.
+		for _, of := range []string{"unprotected", "unverified"} {
+			write(short, time.Minute, is(0), "consumer_group_topic:processed_events_"+of+"_records:sum", dgt...)
+		}
 		for _, name := range []string{"consumer_group_topic:processed_events_oldest_timestamp_seconds:max", "consumer_group_topic:processed_events_oldest_timestamp_seconds:moved"} {
 			write(day, time.Minute, grows(1), name, dgt...)
 		}
