@@ -43,8 +43,11 @@ var staticBuilds = sync.OnceValues(func() (dir string, err error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return "", err
 	}
-	return dir, goBuild(dir, []string{"CGO_ENABLED=0"}, "-ldflags", "-s -w -X "+versionFlag+"="+testVersion+" -X "+revisionFlag+"="+testRevision, ".", "./reference-consumer")
+	return dir, goBuild(dir, []string{"CGO_ENABLED=0"}, append(releaseFlags, ".", "./reference-consumer")...)
 })
+
+// releaseFlags are those of .goreleaser.yaml and deploy/docker/Dockerfile.
+var releaseFlags = []string{"-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X " + versionFlag + "=" + testVersion + " -X " + revisionFlag + "=" + testRevision}
 
 const (
 	versionFlag  = "github.com/prometheus/common/version.Version"

@@ -1,9 +1,14 @@
 package deploy_test
 
 import (
+	"crypto/sha256"
+	"errors"
+	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
@@ -51,12 +56,8 @@ func TestRelease(t *testing.T) {
 	if config.Checksum.Algorithm != "sha256" {
 		t.Errorf("checksums: %+v", config.Checksum)
 	}
-	boms := map[string]bool{}
-	for _, s := range config.SBOMs {
-		boms[s.Artifacts] = true
-	}
-	if !boms["archive"] || !boms["source"] {
-		t.Errorf("a bill of materials is made of %v", boms)
+	if len(config.SBOMs) != 1 || config.SBOMs[0].Artifacts != "binary" {
+		t.Errorf("a bill of materials is made of %v", config.SBOMs)
 	}
 	archived := 0
 	for _, a := range config.Archives {
@@ -69,5 +70,70 @@ func TestRelease(t *testing.T) {
 	}
 	if archived < 5 {
 		t.Errorf("the archives take %d kinds of files beside the programs", archived)
+	}
+}
+
+// The same sources give the same bytes, with the flags of a release: in this
+// folder and its history, and in another one without any.
+func TestBuildsAreReproducible(t *testing.T) {
+	t.Parallel()
+	dir, err := staticBuilds()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+	list.Dir = testenv.Root()
+	names, err := list.Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v", err)
+	}
+	elsewhere := t.TempDir()
+	for _, name := range strings.Split(strings.TrimRight(string(names), "\x00"), "\x00") {
+		to := filepath.Join(elsewhere, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(testenv.Root(), name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // deleted, and not yet committed
+		}
+		if info, statErr := os.Stat(filepath.Join(testenv.Root(), name)); statErr == nil && info.IsDir() {
+			continue // a link to a folder
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := t.TempDir()
+	build := exec.Command("go", append(append([]string{"build", "-o", out}, releaseFlags...), ".", "./reference-consumer")...)
+	build.Dir, build.Env = elsewhere, append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	output(t, build)
+	for _, name := range []string{"oncewatch", "reference-consumer"} {
+		var sums [2][sha256.Size]byte
+		for i, folder := range []string{dir, out} {
+			bytes, err := os.ReadFile(filepath.Join(folder, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sums[i] = sha256.Sum256(bytes)
+		}
+		if sums[0] != sums[1] {
+			t.Errorf("%s: two builds differ: %x and %x", name, sums[0], sums[1])
+		}
+	}
+	// What is built here is what is released.
+	for _, file := range []string{".goreleaser.yaml", "deploy/docker/Dockerfile"} {
+		text, err := os.ReadFile(filepath.Join(testenv.Root(), file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, flag := range []string{"-trimpath", "-buildvcs=false", "-s -w", versionFlag, revisionFlag} {
+			if !strings.Contains(string(text), flag) {
+				t.Errorf("%s builds without %s", file, flag)
+			}
+		}
 	}
 }
