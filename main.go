@@ -292,11 +292,12 @@ type dashboardsCmd struct {
 	thresholds
 	OutputDir     string `default:"." type:"path" help:"Folder to write into; it is made if needed."`
 	AskDataSource bool   `env:"-" help:"For import by hand: Grafana then asks which Prometheus to use. Not for provisioning or a sidecar, which ask nobody."`
+	Loki          string `placeholder:"FORMAT" help:"Also write a dashboard for Loki of log lines that lack a field; the format of the consumers' logs, json or logfmt."`
 }
 
 func (c *dashboardsCmd) Run(env *environment) error {
 	if err := dashboards.Write(c.OutputDir, dashboards.Options{
-		Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase, AskDataSource: c.AskDataSource,
+		Set: c.Set, ValuesFile: c.Values, RunbookBase: c.RunbookBase, AskDataSource: c.AskDataSource, Loki: c.Loki,
 	}); err != nil {
 		return err
 	}

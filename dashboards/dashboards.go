@@ -36,6 +36,7 @@ type Options struct {
 	Set         map[string]string // thresholds by key, over those of ValuesFile
 	ValuesFile  string            // YAML file of thresholds; none if empty
 	RunbookBase string            // address of the runbook pages; alerts.DefaultRunbookBase if empty
+	Loki        string            // format of the consumers' logs in Loki, json or logfmt: a dashboard more; none if empty
 
 	// AskDataSource is for import by hand: Grafana asks which data source to use.
 	// Provisioning and the sidecar, which ask nobody, cannot load such files.
@@ -126,6 +127,9 @@ const input = "DS_PROMETHEUS"
 // Write writes every dashboard into dir, which it creates if need be.
 func Write(dir string, o Options) error {
 	files, err := Generate(o)
+	if err == nil && o.Loki != "" {
+		files["oncewatch-logs.json"], err = Logs(o.Loki)
+	}
 	if err != nil {
 		return err
 	}

@@ -204,7 +204,7 @@ func TestWrite(t *testing.T) {
 // enumeration are errors, which building does not check.
 func TestSchema(t *testing.T) {
 	plugins.RegisterDefaultPlugins()
-	for name, raw := range generated(t) {
+	for name, raw := range withLogs(t) {
 		var d dashboard.Dashboard //lint:ignore SA1019 this is the schema that is written
 		// The SDK returns a nil slice as an error that is not nil.
 		var errs cog.BuildErrors
@@ -220,7 +220,7 @@ func TestSchema(t *testing.T) {
 // What the SDK leaves empty is an empty string or a null in the file, where
 // Grafana expects a value or nothing.
 func TestNothingIsLeftEmpty(t *testing.T) {
-	for name, raw := range generated(t) {
+	for name, raw := range withLogs(t) {
 		var doc any
 		if err := json.Unmarshal(raw, &doc); err != nil {
 			t.Fatal(err)

@@ -186,7 +186,9 @@ func (p panel) build(runbookURL func(alert string) string) (dashboard.Panel, err
 	}
 	built.Title = &p.title
 	built.Description = &p.description
-	built.Datasource = &datasource
+	if built.Datasource == nil {
+		built.Datasource = &datasource
+	}
 	built.Transparent = nil
 	built.RepeatDirection = nil
 	for _, alert := range p.runbooks {
