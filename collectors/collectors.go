@@ -69,6 +69,10 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 	}
 	e.groups = add(poll.ID{Subject: poll.Groups}, e.kafka.Groups())
 	e.topics = add(poll.ID{Subject: poll.Topics}, e.kafka.Topics())
+	watched, err := c.Kafka.Watched()
+	if err != nil {
+		return nil, err
+	}
 	stores := c.stores()
 	names := &labels{owner: map[string]int{}}
 	for i, sc := range stores {
@@ -80,6 +84,7 @@ func New(c Config, log *slog.Logger, now func() time.Time) (_ *Exporter, err err
 		if err != nil {
 			return nil, err
 		}
+		ps.Watch(watched)
 		s := store{Store: ps}
 		if len(stores) > 1 {
 			s.title = title

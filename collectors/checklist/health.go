@@ -155,8 +155,8 @@ func autovacuum(s Store, f Facts) Line {
 	}
 	l.Value = "at " + number.Grouped(h.Autovacuum.DeadRows) + " dead rows"
 	perDay := 0.0
-	for i := range s.Markers.Series {
-		perDay += s.Markers.PerDay(&s.Markers.Series[i], f.Now)
+	for _, series := range s.Markers.All() {
+		perDay += s.Markers.PerDay(&series, f.Now)
 	}
 	if !(perDay > 0) {
 		l.Verdict, l.Meaning = Unknown, "How many markers a day brings is not known yet."

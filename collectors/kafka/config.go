@@ -17,7 +17,7 @@ const (
 type Config struct {
 	kafkaconn.Config `embed:""`
 
-	Group        string `placeholder:"REGEX" help:"Consumer groups to watch: a fully anchored RE2 expression. Default: all groups that have markers or commits."`
+	Group        string `placeholder:"REGEX" help:"Consumer groups to watch, of the broker and of the marker tables: a fully anchored RE2 expression. Default: all groups that have markers or commits."`
 	GroupExclude string `placeholder:"REGEX" help:"Consumer groups to leave out, of those --kafka.group lets in; fully anchored."`
 	Topic        string `placeholder:"REGEX" help:"Topics to watch: a fully anchored RE2 expression. Default: all topics the groups consume."`
 	TopicExclude string `placeholder:"REGEX" help:"Topics to leave out, of those --kafka.topic lets in; fully anchored."`
@@ -26,6 +26,12 @@ type Config struct {
 	MaxGroups   int    `default:"1000" help:"Watch at most this many groups, those with markers first, then by name; how many are left out is exported."`
 
 	TopicConfigInterval time.Duration `default:"5m" help:"How often topic configurations are read."`
+}
+
+// Watched says which consumer groups the expressions let in.
+func (c Config) Watched() (func(group string) bool, error) {
+	f, err := newFilter("--kafka.group", c.Group, c.GroupExclude)
+	return f.matches, err
 }
 
 // Validate says what in the configuration cannot work, by the flag's name. It

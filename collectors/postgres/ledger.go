@@ -245,6 +245,9 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 			f.rows = m.Rows()
 		}
 	})
+	if s.group != nil {
+		m.watched(s.group)
+	}
 	return m, nil
 }
 

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -109,6 +110,7 @@ type Markers struct {
 	Identity string
 	// Series is sorted by group and topic.
 	Series []Series
+	others []Series // of groups that are not watched
 	// Ready says that the counts are complete. Until then Series holds the
 	// ages that are known, and no counts.
 	Ready bool
@@ -212,9 +214,25 @@ func (m *Markers) ConfiguredRetention(group string) time.Duration {
 // none.
 func (m *Markers) RowLimit() int64 { return m.Config.RowLimit }
 
-// Rows is the number of markers of all series.
+// All are the series of the whole table, those of groups that are not watched
+// included.
+func (m *Markers) All() []Series { return slices.Concat(m.Series, m.others) }
+
+// watched leaves out what another process watches.
+func (m *Markers) watched(group func(string) bool) {
+	m.Series = slices.DeleteFunc(m.Series, func(s Series) bool {
+		if s.Group == "" || group(s.Group) { // "": the table has no such column
+			return false
+		}
+		m.others = append(m.others, s)
+		return true
+	})
+	maps.DeleteFunc(m.Untimed, func(g string, _ int64) bool { return g != "" && !group(g) })
+}
+
+// Rows is the number of markers in the table.
 func (m *Markers) Rows() (n int64) {
-	for _, s := range m.Series {
+	for _, s := range m.All() {
 		n += s.Rows
 	}
 	return n

@@ -62,6 +62,8 @@ type Store struct {
 	log  *slog.Logger
 	now  func() time.Time
 
+	group func(string) bool // which groups are watched; nil: all
+
 	ledger *ledger
 
 	mu     sync.Mutex
@@ -116,6 +118,10 @@ func New(cfg Config, log *slog.Logger, now func() time.Time) (*Store, error) {
 	s.ledger = newLedger(s, defaultTuning())
 	return s, nil
 }
+
+// Watch lets the snapshots of markers tell of these groups only; the ledger
+// counts the others too. It is called before the first poll.
+func (s *Store) Watch(group func(string) bool) { s.group = group }
 
 // Close ends the store's connections.
 func (s *Store) Close() { s.pool.Close() }
