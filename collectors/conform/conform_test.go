@@ -307,3 +307,36 @@ func TestCatalogueAndReference(t *testing.T) {
 		}
 	}
 }
+
+// Markers and lag may come from two exporters; of two consumers each has all.
+func TestSeveralPages(t *testing.T) {
+	w := wanted(t)
+	lag, markers, whole, half := good(w), good(w), good(w), good(w)
+	for name, n := range w.needs {
+		if n.program == alerts.ProgramConsumer {
+			delete(lag, name)
+			delete(markers, name)
+			continue
+		}
+		delete(whole, name)
+		delete(half, name)
+		if strings.HasPrefix(name, "processed_events_") {
+			delete(lag, name)
+		} else {
+			delete(markers, name)
+		}
+	}
+	delete(half, "events_handled_total")
+	var pages []*Page
+	for i, s := range []sheet{lag, markers, whole, half} {
+		p, err := Read(fmt.Sprint(i), strings.NewReader(s.text()), "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, p)
+	}
+	r := w.Judge(pages)
+	if len(r.Findings) != 1 || r.Findings[0].Metric != "events_handled_total" || !slices.Equal(r.Findings[0].Pages, []string{"3"}) {
+		t.Errorf("found %+v", r.Findings)
+	}
+}

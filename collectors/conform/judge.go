@@ -69,6 +69,7 @@ func New(t alerts.Thresholds) (*Wanted, error) {
 
 // Judge compares pages with what is read. A part of which a page has nothing (exporter, consumer, its outbox, its
 // pruner) is not asked of it; a consumer is asked for where no page has anything.
+// The exporter's may come from several pages together.
 func (w *Wanted) Judge(pages []*Page) *Report {
 	r := &Report{Version: 1}
 	parts := map[part]bool{}
@@ -85,7 +86,10 @@ func (w *Wanted) Judge(pages []*Page) *Report {
 		}
 		r.Pages = append(r.Pages, PageSummary{Source: p.Source, Series: p.n})
 		for _, name := range slices.Sorted(maps.Keys(w.needs)) {
-			if n := w.needs[name]; has[n.part()] {
+			n := w.needs[name]
+			elsewhere := n.program == alerts.ProgramExporter && len(p.series[name]) == 0 &&
+				slices.ContainsFunc(pages, func(o *Page) bool { return len(o.series[name]) > 0 })
+			if has[n.part()] && !elsewhere {
 				w.judge(r, p, name, n)
 			}
 		}

@@ -48,7 +48,9 @@ type Sample struct {
 
 // Read reads a sample to its end, or as many lines as are bounded; its memory is
 // bounded too.
-func Read(r io.Reader) (*Sample, error) {
+func Read(r io.Reader) (*Sample, error) { return read(r, maxLines) }
+
+func read(r io.Reader, most int64) (*Sample, error) {
 	s := &Sample{Events: map[Key]Count{}}
 	in := bufio.NewReaderSize(r, maxLine)
 	for {
@@ -71,7 +73,7 @@ func Read(r io.Reader) (*Sample, error) {
 			return s, nil
 		case err != nil:
 			return nil, fmt.Errorf("read the sample of the log: %w", err)
-		case s.Lines >= maxLines:
+		case s.Lines >= most:
 			s.Cut = true
 			return s, nil
 		}
