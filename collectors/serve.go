@@ -46,7 +46,7 @@ func Serve(ctx context.Context, c Config, w web.Config, log *slog.Logger, starte
 	if err != nil {
 		return err
 	}
-	page, err := web.Page(func() web.View { return e.view(strings.TrimPrefix(w.TelemetryPath, "/")) })
+	page, err := web.Page(func() web.View { return e.view(w) })
 	if err != nil {
 		return err
 	}
@@ -103,10 +103,11 @@ func registry(pollers prometheus.Collector) (*prometheus.Registry, error) {
 	return reg, nil
 }
 
-func (e *Exporter) view(metrics string) web.View {
+func (e *Exporter) view(w web.Config) web.View {
 	f := e.Facts()
 	return web.View{
-		Now: f.Now, Refresh: e.config.Poll.Interval, Version: version.Version, Metrics: metrics,
+		Now: f.Now, Refresh: e.config.Poll.Interval, Version: version.Version,
+		Metrics: strings.TrimPrefix(w.TelemetryPath, "/"), Dashboards: w.DashboardsURL,
 		Sources: f.Sources, Lines: checklist.Evaluate(f), Notes: checklist.LeftOut(f),
 		Resets: resetsOf(f.Retention),
 	}

@@ -300,6 +300,9 @@ func numbers(columns ...column) func(panel) (dashboard.Panel, error) {
 			TextMode(textMode(p)).
 			ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"}).Fields("")).
 			ColorScheme(dashboard.NewFieldColorBuilder().Mode(dashboard.FieldColorModeIdThresholds))
+		if p.unit == "percentunit" {
+			b.Decimals(1) // else four digits of nothing: 0.0101 %
+		}
 		for _, c := range columns {
 			b.OverrideByName(c.name, c.properties)
 		}

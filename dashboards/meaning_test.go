@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"image/color"
 	"math"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,6 +17,7 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 
 	"oncewatch/collectors/checklist"
+	"oncewatch/collectors/web"
 )
 
 // Colours follow from what a panel's description calls good: where more is better
@@ -190,6 +192,23 @@ func TestPageAndDashboardsSayTheSame(t *testing.T) {
 	page := string(text)
 	if _, question, _ := strings.Cut(boards(t)[1].Title, " / "); !strings.Contains(page, "<h1>"+question+"</h1>") {
 		t.Errorf("the page does not ask %q", question)
+	}
+	// Each leads to the other's lines of the same group.
+	handler, err := web.Page(func() web.View {
+		return web.View{Dashboards: "https://grafana.test/g/", Lines: []checklist.Line{{Group: "a&b", Topic: "t", Database: "d", Number: 1}}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := httptest.NewRecorder()
+	handler.ServeHTTP(shown, httptest.NewRequest("GET", "/", nil))
+	if want := `href="https://grafana.test/g/d/` + groupUID + `?var-consumer_group=a%26b&amp;var-database=d&amp;var-topic=t"`; !strings.Contains(shown.Body.String(), want) {
+		t.Errorf("the page does not lead to the group's dashboard: %s is missing in %s", want, shown.Body)
+	}
+	for name, raw := range generated(t) {
+		if leads := strings.Contains(string(raw), `"http://${exporter}/?group=${__value.text:percentencode}"`); leads != (name != tableUID+".json") {
+			t.Errorf("%s leads to the page's lines: %t", name, leads)
+		}
 	}
 	// Worst sorts by the page's order.
 	order := []checklist.Verdict{isHolding: checklist.OK, isUnknown: checklist.Unknown, isWarning: checklist.Warning, isViolated: checklist.Violated}

@@ -41,7 +41,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					}},
 					draw: numbers(),
 				},
-				answers(t, "Consumer groups, the worst first", pageURL, 10, ofWorst),
+				answers(t, "Consumer groups, the worst first", pageURL, 12, ofWorst),
 				firingAlerts(runbooks, 6),
 			}},
 			{"Is every event applied once?", []panel{
@@ -51,7 +51,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 						"Otherwise find the partition on *Why not?*, and restore the events from their source.",
 					noData: noBroker, unit: "short",
 					runbooks: []string{"EventsLost"},
-					steps:    []step{{1, violated}}, width: 8, height: 7,
+					steps:    []step{{1, violated}}, width: 8, height: 8,
 					queries: []query{
 						{expr: ofWorst(expr(`sum by (%s) (increase(%s[$__rate_interval]))`, perGroup, sel("events_lost_total"))), legend: "{{consumer_group}} gap"},
 						{expr: ofWorst(expr(`sum by (%[1]s) (%[2]s - (%[3]s or 0 * %[2]s))`, perGroup, byPartition("consumer_records_expired", ""), byPartition("consumer_records_expired_unverified", ""))), legend: "{{consumer_group}} expired"},
@@ -64,7 +64,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 						"Otherwise a handler writes on a connection of its own, and a crash between the two loses or repeats an effect.",
 					noData: "no effect table is configured for these groups, so marker and effect are not compared, or the exporter is not scraped", unit: "short",
 					runbooks: []string{"MarkerEffectDivergence"},
-					steps:    []step{{1, violated}}, width: 8, height: 7,
+					steps:    []step{{1, violated}}, width: 8, height: 8,
 					queries: []query{{expr: ofWorst(expr(`sum by (%[1]s) (max by (%[1]s, database, kind) (%[2]s))`, perGroup, sel("processed_events_divergent_rows"))), legend: "{{consumer_group}}"}},
 					draw:    lines(shouldBeZero),
 				},
@@ -75,18 +75,18 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					noData: noConsumer, unit: "percentunit",
 					runbooks: []string{"ConsumerDuplicateRatioHigh", "ConsumerDuplicateRatioTooLow"},
 					base:     "blue", steps: []step{{t.DuplicateRatioMin, holds}, {t.DuplicateRatioMax, warning}},
-					width: 8, height: 7,
+					width: 8, height: 8,
 					queries: []query{{
 						expr: ofWorst(expr(`sum by (%[1]s) (rate(%[2]s[$__rate_interval])) / sum by (%[1]s) (rate(%[3]s[$__rate_interval]))`,
 							perGroup, sel("events_handled_total", `outcome="duplicate"`), sel("events_handled_total"))),
 						legend: "{{consumer_group}}",
 					}},
 					// The band spans a factor of 50: on a linear axis its lower
-					// edge lies on the axis. Symlog can also draw 0.
+					// edge lies on the axis. Symlog can also draw 0; it knows no
+					// soft limit, and would end below the band.
 					draw: lines(func(b *timeseries.PanelBuilder) {
-						b.Min(0).AxisSoftMax(2 * t.DuplicateRatioMax).
-							ScaleDistribution(common.NewScaleDistributionConfigBuilder().
-								Type(common.ScaleDistributionSymlog).Log(10).LinearThreshold(t.DuplicateRatioMin))
+						b.Min(0).Max(1).Decimals(2).ScaleDistribution(common.NewScaleDistributionConfigBuilder().
+							Type(common.ScaleDistributionSymlog).Log(10).LinearThreshold(t.DuplicateRatioMin))
 					}),
 				},
 			}},
@@ -98,7 +98,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 					noData: noBroker, unit: "percentunit",
 					runbooks: []string{"ConsumerRecordsExpiringSoon", "ConsumerRecordsExpiring"},
 					base:     violated, steps: []step{{1 - t.ExpiringShare, warning}, {1 - t.ExpiringSoonShare, holds}},
-					width: 8, height: 7,
+					width: 8, height: 8,
 					queries: []query{{expr: ofWorst(expr(`min by (%s) (clamp_min(1 - %s, 0))`, perGroup, usedRetention())), legend: "{{consumer_group}}"}},
 					draw:    lines(func(b *timeseries.PanelBuilder) { b.Min(0).Max(1) }),
 				},
@@ -108,7 +108,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 						"Peaks in step with the pruner (switch its annotation on above) mean that pruning slows the consumer.",
 					noData: noBroker, unit: "short",
 					runbooks: []string{"ConsumerLagGrowing", "ConsumerLagNotRecoveringAfterRestart"},
-					steps:    []step{{t.LagMin, warning}}, width: 8, height: 7,
+					steps:    []step{{t.LagMin, warning}}, width: 8, height: 8,
 					queries: []query{{expr: ofWorst(expr(`sum by (%s) (%s)`, perGroup, byPartition("consumer_lag", ""))), legend: "{{consumer_group}}"}},
 					draw:    lines(wholeNumbers),
 				},
@@ -118,7 +118,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 						"0 with lag above 0: the group stands still, whatever its own metrics say.",
 					noData: noBroker, unit: "recps",
 					runbooks: []string{"ConsumerStalled"},
-					width:    8, height: 7,
+					width:    8, height: 8,
 					queries: []query{{
 						expr: ofWorst(expr(`sum by (%s) (clamp_min(max by (%s) (deriv(%s[$__rate_interval])), 0))`,
 							perGroup, perPartition, sel("consumer_committed_offset"))),
@@ -132,7 +132,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 						num(t.StalledRestarts)),
 					noData: noConsumer, unit: "short",
 					runbooks: []string{"ConsumerStalled", "ConsumerRebalanceLoop"},
-					steps:    []step{{t.StalledRestarts + 1, violated}}, width: 12, height: 7,
+					steps:    []step{{t.StalledRestarts + 1, violated}}, width: 12, height: 8,
 					queries: []query{{expr: ofWorst(starts(t)), legend: "{{consumer_group}}"}},
 					draw:    lines(shouldBeZero),
 				},
@@ -142,7 +142,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 						"one that stays at 0 crashes faster than it is scraped.",
 					noData: noConsumer, unit: hours,
 					runbooks: []string{"ConsumerRebalanceLoop"},
-					width:    12, height: 7,
+					width:    12, height: 8,
 					queries: []query{{expr: ofWorst(expr(`clamp_min(time() - max by (%s) (%s), 0) / 3600`, perGroup, sel("consumer_start_time_seconds"))), legend: "{{consumer_group}}"}},
 					draw:    lines(),
 				},
@@ -192,7 +192,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 						"The exporter's log names the cause once. Drawn up to " + num(4*t.StaleIntervals) + ", where one that has never succeeded is.",
 					noData: "no exporter is scraped; is oncewatch running, and in the selected job?", unit: "none",
 					runbooks: []string{"ProcessedEventsExporterPollStale", "ProcessedEventsExporterDown", "ProcessedEventsExporterTargetDown"},
-					steps:    []step{{t.StaleIntervals, violated}}, width: 12, height: 7,
+					steps:    []step{{t.StaleIntervals, violated}}, width: 12, height: 8,
 					queries: []query{{
 						// A collector that never succeeded has the timestamp 0: it
 						// must show, and not stretch the axis to the year 1970.
@@ -208,7 +208,7 @@ func overview(t alerts.Thresholds, pageURL, runbooks string) page {
 						"Grant what the log names.",
 					noData: "no error has been counted, and none would be by an exporter that is not scraped; see the panel on the left", unit: "short",
 					runbooks: []string{"ProcessedEventsExporterPollFailing"},
-					width:    12, height: 7,
+					width:    12, height: 8,
 					queries: []query{{expr: expr(`sum by (cluster, collector, kind) (increase(%s[$__rate_interval]))`, sel("oncewatch_errors_total")), legend: "{{collector}} {{kind}}"}},
 					draw:    lines(shouldBeZero, bars, func(b *timeseries.PanelBuilder) { b.FillOpacity(50) }),
 				},

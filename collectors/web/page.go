@@ -27,6 +27,8 @@ type View struct {
 	Now     time.Time
 	Refresh time.Duration
 	Version string
+	// Dashboards is the address of the Grafana that has them; none if empty.
+	Dashboards string
 	// Metrics is the path under which they are served, without the first slash.
 	Metrics string
 	Sources []poll.Status
@@ -111,6 +113,18 @@ func (c card) ID() string {
 // Only is the query that shows the card by itself.
 func (c card) Only() string {
 	return "?" + url.Values{"database": {c.Database}, "group": {c.Group}, "topic": {c.Topic}}.Encode()
+}
+
+// Dashboard is the address of the card's group on the dashboard "Why not?". The
+// group's name there leads back to the card.
+func (l layout) Dashboard(c card) string {
+	query := url.Values{"var-consumer_group": {c.Group}}
+	for name, value := range map[string]string{"var-database": c.Database, "var-topic": c.Topic} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	return strings.TrimSuffix(l.Dashboards, "/") + "/d/oncewatch-group?" + query.Encode()
 }
 
 // shown is how many cards are written out; the rest is one line each.

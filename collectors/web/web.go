@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/url"
 	"os"
 	"path"
 	"strings"
@@ -28,6 +29,7 @@ type Config struct {
 	ListenAddress []string `name:"listen-address" default:":10077" help:"Addresses on which to expose metrics and the page."`
 	ConfigFile    string   `name:"config.file" help:"Configuration file for TLS and basic authentication (exporter-toolkit's format)." type:"path"`
 	TelemetryPath string   `name:"telemetry-path" default:"/metrics" help:"Path under which to expose metrics."`
+	DashboardsURL string   `name:"dashboards-url" placeholder:"URL" help:"Address of the Grafana that has the dashboards: the page links each consumer group to its own there."`
 	EnablePprof   bool     `name:"enable-pprof" help:"Serve the program's own profiles under /debug/pprof/, as protected as the metrics."`
 }
 
@@ -96,6 +98,9 @@ type Server struct {
 func Listen(ctx context.Context, c Config, log *slog.Logger) (*Server, error) {
 	if p := cmp.Or(c.TelemetryPath, metricsPath); p == "/" || !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "/-/") || strings.HasPrefix(p, "/api/") || p == "/replay" || path.Clean(p) != p || strings.ContainsAny(p, "{} ") {
 		return nil, fmt.Errorf("--web.telemetry-path=%s: want a path of its own, such as /metrics; / and /replay are pages, /-/ the probes, /api/ for programs", p)
+	}
+	if u, err := url.Parse(c.DashboardsURL); c.DashboardsURL != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "") {
+		return nil, fmt.Errorf("--web.dashboards-url=%s: want Grafana's address, such as https://grafana.example.com", c.DashboardsURL)
 	}
 	if err := toolkit.Validate(c.ConfigFile); err != nil {
 		return nil, fmt.Errorf("--web.config.file %s: %w", c.ConfigFile, err)

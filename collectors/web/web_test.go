@@ -192,6 +192,24 @@ func TestManyAndSlowScrapers(t *testing.T) {
 	}
 }
 
+// What is no address of Grafana is refused before anything is served.
+func TestDashboardsURL(t *testing.T) {
+	for address, want := range map[string]bool{
+		"": true, "http://127.0.0.1:3000": true, "https://grafana.example.com/g/": true,
+		"grafana.example.com": false, "javascript:alert(1)": false, "https://": false, "https://g.example.com/?orgId=1": false,
+	} {
+		s, err := web.Listen(t.Context(), web.Config{ListenAddress: []string{"127.0.0.1:0"}, DashboardsURL: address}, quiet)
+		if (err == nil) != want {
+			t.Errorf("%q: %v", address, err)
+		}
+		if s != nil {
+			serving, end := context.WithCancel(t.Context())
+			end()
+			_ = s.Serve(serving, http.NotFoundHandler(), http.NotFoundHandler(), time.Second)
+		}
+	}
+}
+
 func TestBasicAuth(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "web.yml")
 	hash, err := bcrypt.GenerateFromPassword([]byte("s3cret"), bcrypt.MinCost)
