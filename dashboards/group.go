@@ -29,7 +29,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Inserted against pruned",
 					description: "Markers that appear and vanish per second. Good: the two meet once the table is as old as its retention. " +
 						"Inserted at 0 while events are processed: the handler writes no marker. Pruned far above inserted for long: someone deletes by hand.",
-					noData: "the ledger has not counted yet; see *Will the table hold?*, last row", unit: "rowsps",
+					noData: "the ledger has not counted yet; see the last row of Will the table hold?", unit: "rowsps",
 					runbooks: []string{"ProcessedEventsGrowthOutpacesPruning", "ProcessedEventsMarkersMassDeleted", "ProcessedEventsTableEmpty", "ProcessedEventsEntriesUnfinished"},
 					width:    8, height: 8,
 					queries: []query{
@@ -109,7 +109,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Where duplicates come from",
 					description: "same_offset: the broker delivered a record again, as after a restart or a rebalance. other_offset: the producer published the id twice. " +
 						"Good: only same_offset, and in step with restarts. other_offset: find the producer, ids must be unique for each event.",
-					noData: "no consumer of this group exports where duplicates come from", unit: "eps",
+					noData: "no consumer of this group exports where duplicates come from, or none is scraped", unit: "eps",
 					runbooks: []string{"ProducerEventIdReuse", "ConsumerRebalanceLoop"},
 					width:    8, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, origin) (rate(%s[$__rate_interval]))`, perGroup, sel("events_duplicate_origin_total")), legend: "{{consumer_group}} {{origin}}"}},
@@ -184,7 +184,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 					title: "Gaps in the producers' sequences",
 					description: "Events that a producer numbered and this group never saw, by partition. Good: 0. " +
 						"Otherwise compare with expired commits above: the broker deleted them; without those, the producer never got them acknowledged.",
-					noData: "no consumer counts gaps, or the producers number nothing", unit: "short",
+					noData: "no consumer counts gaps, none is scraped, or the producers number nothing", unit: "short",
 					runbooks: []string{"EventsLost"},
 					steps:    []step{{1, violated}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`topk(10, sum by (%s) (increase(%s[$__rate_interval])) > 0) or topk(1, 0 * sum by (%s) (increase(%s[$__rate_interval])))`, perPartition, sel("events_lost_total"), perPartition, sel("events_lost_total")), legend: "{{topic}} {{partition}}"}},
@@ -208,7 +208,7 @@ func group(t alerts.Thresholds, pageURL string) page {
 				{
 					title:       "Dead letters",
 					description: "Events that ended in the dead-letter table, by reason. Good: 0. Each one is an effect that did not happen: read it with reference-consumer deadletters, mend, requeue.",
-					noData:      "no consumer exports dead letters; the reference consumer does from its first one on", unit: "short",
+					noData:      "no consumer exports dead letters, or none is scraped; the reference consumer exports them from the first one on", unit: "short",
 					runbooks: []string{"EventsDeadLettered"},
 					steps:    []step{{1, warning}}, width: 8, height: 7,
 					queries: []query{{expr: expr(`sum by (%s, reason) (increase(%s[$__rate_interval]))`, perGroup, sel("events_dead_lettered_total")), legend: "{{consumer_group}} {{reason}}"}},

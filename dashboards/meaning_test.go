@@ -93,6 +93,9 @@ func TestNothingReassures(t *testing.T) {
 			if !strings.HasPrefix(text, "Not known: ") || soothing.MatchString(text) || !missing.MatchString(strings.TrimPrefix(text, "Not known: ")) {
 				t.Errorf("%s / %s says without data: %q", b.UID, p.Title, text)
 			}
+			if strings.ContainsAny(text, "*_[`") {
+				t.Errorf("%s / %s: Grafana shows %q as it is", b.UID, p.Title, text)
+			}
 			for _, o := range p.FieldConfig.Overrides {
 				for _, property := range o.Properties {
 					if property.ID == "noValue" && property.Value != words[isUnknown].text && property.Value != "not known" {

@@ -28,8 +28,8 @@ func holding(t alerts.Thresholds) page {
 		days     = num(time.Duration(t.LimitHorizon).Hours() / 24)
 		noTable  = "the table's health is not exported; is the collector table up?"
 		noLedger = "the ledger is not exported; is the collector markers up?"
-		noCount  = "counts are withheld until the ledger is complete; see the last row"
-		noDay    = "needs the counts of " + t.PruneCycle.String() + " before"
+		noCount  = "counts are withheld until the ledger is complete (see the last row), or no exporter is scraped"
+		noDay    = "there are no counts of " + t.PruneCycle.String() + " before"
 		noPruner = "no pruner is scraped in the selected job; reference-consumer prune exports this"
 	)
 	return page{
