@@ -147,6 +147,8 @@ func (p page) build(runbookURL func(alert string) string, annotations []dashboar
 
 // asking puts in front of a dashboard what Grafana asks for at an import by hand,
 // and what it has to have installed. The SDK does not know of it.
+//
+//lint:ignore SA1019 this is the schema that is written
 func asking(raw []byte, board *dashboard.Dashboard) ([]byte, error) {
 	type plugin struct {
 		Type    string `json:"type"`

@@ -246,6 +246,24 @@ func TestSeen(t *testing.T) {
 	evaluate(t, asked)
 }
 
+// Of twelve groups ten are listed and drawn, that in trouble among them, and it is
+// said that there are two more.
+func TestWorstTen(t *testing.T) {
+	t.Parallel()
+	many := world{rulesProof + `{rule="1"}`: "1x400", firing("ConsumerStalled", "critical", `,consumer_group="g-99"`): "1x400"}
+	for _, group := range []string{"g-01", "g-02", "g-03", "g-04", "g-05", "g-06", "g-07", "g-08", "g-09", "g-10", "g-11", "g-99"} {
+		many.set("e:1", "consumer_group_topic_info", fmt.Sprintf(`consumer_group=%q,topic="t"`, group), "1x400")
+	}
+	worst, _ := queryResult(worstGroups())
+	counts := groupCounts().queries
+	evaluate(t, []history{{name: "twelve groups", world: many, asked: []answer{
+		{"ten are drawn", "count(" + worst + ")", "{labels: '{}', value: 10}"},
+		{"the worst", "(" + worst + ") > 0", fmt.Sprintf(`{labels: '{consumer_group="g-99"}', value: %s}`, num(weight(isViolated)))},
+		{"of them all", counts[0].expr, "{labels: '{}', value: 1}"},
+		{counts[len(counts)-1].legend, counts[len(counts)-1].expr, "{labels: '{}', value: 2}"},
+	}}})
+}
+
 // A table that shrinks is not forecast to have fewer rows than none.
 func TestForecastIsNotNegative(t *testing.T) {
 	t.Parallel()
