@@ -101,7 +101,7 @@ func (c Config) Targets() ([]string, error) {
 		return append(targets, "the consumers' metrics in the Prometheus at "+httpclient.Redacted(c.Prometheus.URL)), nil
 	}
 	if n := len(c.Consumer.MetricsURL); n > 0 { // an address may hold a password
-		targets = append(targets, fmt.Sprintf("the consumers' metrics at %d addresses, names or files", n))
+		targets = append(targets, fmt.Sprintf("the consumers' metrics, by --consumer.metrics-url (%d)", n))
 	}
 	return targets, nil
 }
