@@ -259,6 +259,10 @@ func TestFaults(t *testing.T) {
 		"invalid unique key":                     {func(w *world) { w.table.Indexes[0].Valid = false }, "unique-key", checklist.Violated, "invalid"},
 		"day partitions":                         {func(w *world) { w.table.Indexes[0].Columns = append(w.table.Indexes[0].Columns, "processed_at") }, "unique-key", checklist.Violated, "migrate --partitioned"},
 		"no time index":                          {func(w *world) { w.table.TimeIndex = "" }, "time-index", checklist.Warning, "CREATE INDEX CONCURRENTLY"},
+		"no time":                                {timeless, "time-index", checklist.Warning, "ADD COLUMN \"processed_at\" timestamptz NOT NULL DEFAULT now();"},
+		"no time, and an age is asked for":       {timeless, "retention-ratio", checklist.Unknown, "carry no time"},
+		"no time, and pruning is judged":         {timeless, "row-count", checklist.Unknown, "carry no time"},
+		"no time, and the counts lag":            {timeless, "ledger-exact", checklist.Warning, "page by page"},
 		"invalid index":                          {func(w *world) { w.table.Indexes = append(w.table.Indexes, postgres.Index{Name: "x_ccnew"}) }, "time-index", checklist.Warning, "x_ccnew"},
 		"old snapshot":                           {func(w *world) { w.health.Holders[0].Age = 3 * time.Hour }, "vacuum-horizon", checklist.Warning, "pg_stat_activity"},
 		"bloated":                                {func(w *world) { w.health.Indexes[0].Bloat = 2.5 }, "index-bloat", checklist.Warning, `REINDEX INDEX CONCURRENTLY "public"."pkey";`},
@@ -501,5 +505,15 @@ func TestATopicThatTheGroupLeft(t *testing.T) {
 				t.Errorf("subscribed: %v: %s is %s, want %s", subscribed, rule, l.Verdict, want)
 			}
 		}
+	}
+}
+
+// timeless makes the table one without a time column.
+func timeless(w *world) {
+	w.table.Has.ProcessedAt, w.table.TimeIndex = "", ""
+	w.markers.Inexact = []postgres.Reason{postgres.ReasonNoTime}
+	for i := range w.markers.Series {
+		s := &w.markers.Series[i]
+		s.Oldest, s.Newest, s.Pruning = time.Time{}, time.Time{}, false
 	}
 }

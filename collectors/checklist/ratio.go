@@ -50,6 +50,10 @@ func ratio(s subject) Line {
 	}
 	age := time.Duration(0)
 	l.Value = "no markers"
+	timeless := m.Counted && m.Rows > 0 && m.Oldest.IsZero()
+	if timeless {
+		l.Value = "unknown age"
+	}
 	if !m.Oldest.IsZero() {
 		age = db.Age(m.Oldest, s.facts.Now)
 		l.Value = over("oldest", age)
@@ -81,6 +85,10 @@ func ratio(s subject) Line {
 		l.Remedy = remedy
 	case !m.Oldest.IsZero() && !below(age, t.RetentionRatioWarning):
 		l.Verdict, l.Meaning = OK, "The oldest marker is older than anything the broker still has."
+	case timeless:
+		l.Verdict = Unknown
+		l.Meaning = "The markers carry no time: whether they outlive the topic's records cannot be told."
+		l.Remedy = "Add the time: see \"Can markers be found by age?\""
 	case configured > 0:
 		l.Verdict, l.Meaning = OK, "The table is young or was idle: what the pruner is configured to keep is enough, and nothing younger was seen to vanish."
 	case m.Pruning:

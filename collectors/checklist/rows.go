@@ -46,6 +46,13 @@ func rows(s subject) Line {
 	if l.Threshold == "" {
 		l.Threshold = "nothing older than " + span.Text(keep)
 	}
+	if m.Oldest.IsZero() && m.Rows > 0 {
+		l.Verdict, l.Meaning = Unknown, "The markers carry no time, so it cannot be told whether the pruner has left any behind."
+		if limit > 0 {
+			l.Meaning = "The table is within its limit, but the markers carry no time: when it is reached cannot be told."
+		}
+		return l
+	}
 	if m.Oldest.IsZero() {
 		l.Verdict, l.Meaning = OK, "There is no marker to prune."
 		return l

@@ -77,6 +77,9 @@ func unusable(i postgres.Index) string {
 
 // timeIndex: pruning and watching both go by time.
 func timeIndex(t *postgres.Table) Line {
+	if !t.Timed() {
+		return noTime(t)
+	}
 	l := Line{Rule: "time-index", Title: "Can markers be found by age?", Threshold: "an index that begins with " + t.Has.ProcessedAt}
 	for _, i := range t.Indexes {
 		if !i.Valid {
@@ -101,6 +104,18 @@ func timeIndex(t *postgres.Table) Line {
 		l.Remedy = "In a quiet hour, for it holds up writes while it builds: " + create + ";"
 	default:
 		l.Remedy = create + ";"
+	}
+	return l
+}
+
+// noTime: markers without a time cannot be pruned by age, nor compared with what
+// the broker keeps.
+func noTime(t *postgres.Table) Line {
+	l := Line{Rule: "time-index", Title: "Can markers be found by age?", Threshold: "a time, and an index that begins with it", Verdict: Warning, Value: "no time",
+		Meaning: "The markers carry no time: no pruner can go by age, and whether they outlive the broker's records cannot be told. Their number is counted page by page, now and then.",
+		Remedy:  "Set --postgres.table to the table beneath."}
+	if add := t.AddTime(); add != "" {
+		l.Remedy = add + "; It locks the table for a moment, once it gets the lock, and rewrites nothing; the markers that are there get the time of that statement. Then leave out --postgres.column.processed-at=- and index the time."
 	}
 	return l
 }
@@ -132,6 +147,7 @@ var inexact = map[postgres.Reason]string{
 	postgres.ReasonStandby:     "a hot standby does not show the primary's open transactions",
 	postgres.ReasonPrepared:    "prepared transactions hide when they began",
 	postgres.ReasonNoIndex:     "no index on the time: the table is counted page by page, now and then",
+	postgres.ReasonNoTime:      "the markers carry no time: the table is counted page by page, now and then",
 	postgres.ReasonUnexplained: "the server saw rows come or go that the ledger did not; a fast scrub looks for them",
 	postgres.ReasonFuture:      "very many markers carry a future time",
 	postgres.ReasonCatchingUp:  "more was pruned than one poll could follow",
@@ -140,4 +156,5 @@ var inexact = map[postgres.Reason]string{
 var mend = map[postgres.Reason]string{
 	postgres.ReasonRole:    "GRANT pg_read_all_stats to the exporter's role.",
 	postgres.ReasonNoIndex: "Create the index on the time.",
+	postgres.ReasonNoTime:  "Add the time: see \"Can markers be found by age?\"",
 }

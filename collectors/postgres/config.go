@@ -45,7 +45,7 @@ type Columns struct {
 	Topic       string `name:"topic" default:"topic" help:"Column of the topic, or -."`
 	Partition   string `name:"partition" default:"partition" help:"Column of the partition, or -."`
 	Offset      string `name:"offset" default:"offset" help:"Column of the offset, or -."`
-	ProcessedAt string `name:"processed-at" default:"processed_at" help:"Column of the time of processing."`
+	ProcessedAt string `name:"processed-at" default:"processed_at" help:"Column of the time of processing; - where the table has none: then there are counts, and no ages."`
 }
 
 // absent is the column name that says there is none.
@@ -98,8 +98,8 @@ func (c Config) Validate() error {
 			bad("effect.table", "%w", err)
 		}
 	}
-	if c.Columns.withDefaults().ProcessedAt == absent {
-		bad("column.processed-at", "a marker table needs a time; name its column")
+	if c.Columns.withDefaults().ProcessedAt == absent && c.Effect.Table != "" {
+		bad("effect.table", "effects are compared with markers of the same time, and column.processed-at says that the table has none")
 	}
 	if c.TimeUnit != "" && units[c.TimeUnit] == 0 {
 		bad("time-unit", "%q is unknown; use s, ms or us, or leave it out for a timestamp", c.TimeUnit)

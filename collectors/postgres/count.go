@@ -22,7 +22,7 @@ const countSQL = `SELECT %s, %s, count(*), %s FROM %s WHERE %s GROUP BY %s%s`
 // counter builds the statements for one table.
 type counter struct {
 	from  string // the table
-	at    string // the time column, quoted
+	at    string // the time column, quoted; -infinity where there is none
 	key   string // what a cell is of: group, topic, partition
 	sums  string // oldest, newest, lowest and highest offset
 	by    string // the key's columns, each preceded by a comma
@@ -33,6 +33,9 @@ type counter struct {
 
 func newCounter(t *Table) *counter {
 	c := &counter{from: t.sql(), at: quote(t.Has.ProcessedAt), zoned: !t.Zoneless, epoch: t.Epoch, ahead: t.Ahead}
+	if !t.Timed() {
+		c.at, c.zoned, c.epoch, c.ahead = "'-infinity'::timestamptz", true, 0, 0
+	}
 	var by strings.Builder
 	column := func(name, cast, none string) string {
 		if name == "" {

@@ -289,6 +289,9 @@ func (s *Store) effects(ctx context.Context, conn *transaction, in *session) (*e
 		e.problems = append(e.problems, poll.Problem{Kind: "not_compared", Entity: "table " + x.String(), Err: err})
 	}
 	m := newCounter(t)
+	if !t.Timed() {
+		return nil, &poll.KindError{Kind: "unsupported", Err: fmt.Errorf("%s cannot be compared: its markers carry no time; leave out postgres.effect.table, or add the time", t)}
+	}
 	if t.TimeIndex == "" {
 		return nil, &poll.KindError{Kind: "no_index", Err: fmt.Errorf("%s cannot be compared without an index that leads with %s", t, m.at)}
 	}

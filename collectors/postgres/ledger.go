@@ -254,19 +254,28 @@ func (l *ledger) Poll(ctx context.Context) (poll.Snapshot, error) {
 // meet starts afresh where the table is another than before.
 func (l *ledger) meet(in *session, c *counter) {
 	t := in.Table
-	id := identity{in.System, in.Database, t.OID, t.Column(t.Has.ProcessedAt).Type, t.Has, t.Zone, t.TimeIndex != ""}
+	id := identity{system: in.System, database: in.Database, table: t.OID, has: t.Has, zone: t.Zone, indexed: t.TimeIndex != ""}
+	at := t.Column(t.Has.ProcessedAt)
+	if at != nil {
+		id.kind = at.Type
+	}
 	if l.table != nil && id != l.ident {
 		l.store.log.Info("the marker table is another than before and is counted anew", "table", t.String())
 		l.reset()
 	}
-	if t.TimeIndex == "" && (l.table == nil || id != l.ident) {
+	switch {
+	case l.table != nil && id == l.ident:
+	case !t.Timed():
+		l.store.log.Warn("the markers carry no time: they are counted page by page, now and then, and nothing is known of their age",
+			"table", t.String(), "remedy", t.AddTime())
+	case t.TimeIndex == "":
 		l.store.log.Warn("no valid index leads with the time: the markers are counted page by page, now and then",
 			"table", t.String(), "remedy", cmp.Or(t.CreateIndex(t.Has.ProcessedAt), "set postgres.table to a table"))
 	}
 	l.table, l.count, l.ident = t, c, id
 	l.restore()
 	l.open.reach = 0
-	if !transactionTime(t.Column(t.Has.ProcessedAt)) {
+	if at != nil && !transactionTime(at) {
 		l.open.reach = l.t.gap
 	}
 }

@@ -56,7 +56,11 @@ func (p *pages) complete() bool {
 // pollPages goes on with a round where one is due.
 func (l *ledger) pollPages(ctx context.Context, r *reading) error {
 	r.inside, r.read = r.before, l.store.now()
-	r.reasons[ReasonNoIndex] = true
+	if r.session.Table.Timed() {
+		r.reasons[ReasonNoIndex] = true
+	} else {
+		r.reasons[ReasonNoTime] = true
+	}
 	l.clock = r.before.clock
 	p := &l.pages
 	l.meetLeaves(r)
@@ -83,7 +87,7 @@ func (l *ledger) pollPages(ctx context.Context, r *reading) error {
 			err := l.store.inSnapshot(ctx, bounds{}, func(conn *transaction) error { return l.countPages(ctx, conn, r, pass) })
 			p.spent += time.Since(began)
 			if timedOut(err) {
-				if err = pass.shrink(err); err == nil {
+				if err = pass.shrink(err, r.session.Table.Timed()); err == nil {
 					continue
 				}
 			}
@@ -129,12 +133,14 @@ func (l *ledger) meetLeaves(r *reading) {
 }
 
 // shrink makes the next chunk smaller after one that took too long.
-func (p *leafPass) shrink(err error) error {
+func (p *leafPass) shrink(err error, timed bool) error {
 	switch {
 	case p.paged && p.step > 1:
 		p.step = max(p.step/4, 1)
 	case p.paged:
 		return err
+	case !timed:
+		return &poll.KindError{Kind: "unsupported", Err: fmt.Errorf("%s.%s has no pages and no time, so it cannot be counted in short statements: set postgres.table to the table beneath: %w", p.leaf.Schema, p.leaf.Name, err)}
 	case !p.ranged:
 		p.ranged, p.next, p.span, p.chunks = true, cells.MinTime, 24*cells.Hour, nil
 	case p.span > cells.Second:

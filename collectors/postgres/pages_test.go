@@ -2,6 +2,8 @@ package postgres
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -114,4 +116,78 @@ func TestManyPartitionsByEventID(t *testing.T) {
 	b.insert("g1", "t", 10, 0)
 	b.exec("DELETE FROM processed_events WHERE processed_at < now() - interval '8 days'")
 	b.until(10)
+}
+
+// The table of many guides, (consumer, event_id), has no time: its markers are
+// counted, the metrics say that nothing is known of their age, and what a
+// consumer adds by ON CONFLICT DO NOTHING or somebody deletes is seen. Effects
+// cannot be compared with it, and the configuration says so.
+func TestATableWithoutATime(t *testing.T) {
+	t.Parallel()
+	without := Columns{Group: "consumer", EventID: "event_id", ProcessedAt: "-"}
+	for kind, ddl := range map[string][]string{
+		"flat":        {"CREATE TABLE processed_events (consumer text NOT NULL, event_id text NOT NULL, PRIMARY KEY (consumer, event_id))"},
+		"partitioned": {"CREATE TABLE processed_events (consumer text NOT NULL, event_id text NOT NULL, PRIMARY KEY (consumer, event_id)) PARTITION BY HASH (event_id)", "CREATE TABLE p0 PARTITION OF processed_events FOR VALUES WITH (MODULUS 2, REMAINDER 0)", "CREATE TABLE p1 PARTITION OF processed_events FOR VALUES WITH (MODULUS 2, REMAINDER 1)"},
+		"a view":      {"CREATE TABLE beneath (consumer text NOT NULL, event_id text NOT NULL, PRIMARY KEY (consumer, event_id))", "CREATE VIEW processed_events AS SELECT * FROM beneath"},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t, Config{Columns: without}, ddl...)
+			rng := rand.New(rand.NewPCG(rand.Uint64(), 1))
+			b.store.ledger.t.duty = 1e9                                      // a round at every poll
+			add := `INSERT INTO processed_events SELECT 'g' || i % 3, (i % ` // redelivered: the second changes nothing
+			for range 6 {
+				n := 1 + rng.IntN(9000)
+				for range 2 {
+					sql := fmt.Sprintf("%s%d)::text FROM generate_series(1, %d) i ON CONFLICT DO NOTHING", add, n, n)
+					if kind == "a view" {
+						sql = strings.Replace(sql, "INTO processed_events", "INTO beneath", 1)
+					}
+					b.exec(sql)
+				}
+				b.exec(fmt.Sprintf("DELETE FROM processed_events WHERE event_id::int %% 11 = %d", rng.IntN(11)))
+				b.poll() // what came while a round ran is in the next
+				m := b.ready(20)
+				if !slices.Equal(m.Inexact, []Reason{ReasonNoTime}) {
+					t.Errorf("reasons %v, want no_time", m.Inexact)
+				}
+				for _, s := range m.Series {
+					if !s.Oldest.IsZero() || !s.Newest.IsZero() || s.Pruning || !s.PrunedTo.IsZero() {
+						t.Errorf("an age where there is no time: %+v", s)
+					}
+				}
+			}
+			// The printed statement mends it.
+			remedy := b.store.ledger.table.AddTime()
+			if kind == "a view" {
+				if remedy != "" {
+					t.Errorf("a view cannot have %q", remedy)
+				}
+				return
+			}
+			b.exec(remedy)
+			if _, err := b.conn.Exec(t.Context(), "CREATE INDEX ON processed_events (processed_at)"); err != nil {
+				t.Fatal(err)
+			}
+			timed, err := New(Config{Config: b.store.cfg.Config, Columns: Columns{Group: "consumer", EventID: "event_id"}}, nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer timed.Close()
+			for range 20 {
+				if m, err := pollOnce(t, timed); err == nil && m.Ready {
+					if len(m.Inexact) > 0 || m.Series[0].Oldest.IsZero() {
+						t.Errorf("with a time: %v, %+v", m.Inexact, m.Series[0])
+					}
+					return
+				}
+			}
+			t.Error("with a time: never ready")
+		})
+	}
+	c := Config{Columns: without}
+	c.Effect.Table = "ledger_entries"
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "effect.table") {
+		t.Errorf("effects without a time: %v", err)
+	}
 }

@@ -191,6 +191,10 @@ func (t *Table) Column(name string) *Column {
 	return nil
 }
 
+// Timed says whether the markers carry a time. Where they do not they are
+// counted, and nothing is known of their age.
+func (t *Table) Timed() bool { return t.Has.ProcessedAt != "" }
+
 // UniqueOn says whether an index guarantees, by itself, that no two rows share
 // the given columns: a valid unique index, whole, on exactly these columns or
 // fewer of them.
@@ -324,10 +328,10 @@ func (t *Table) resolve(cfg Config) ([]poll.Problem, error) {
 		Partition:   soft("partition", want.Partition, d.Partition, "smallint", "integer", "bigint"),
 		Offset:      soft("offset", want.Offset, d.Offset, "smallint", "integer", "bigint"),
 	}
-	t.Zoneless = t.Column(at).Type == "timestamp without time zone"
+	t.Zoneless = t.Timed() && t.Column(at).Type == "timestamp without time zone"
 	t.Zone = cfg.TimeZone
 	for _, i := range t.Indexes {
-		if i.Valid && !i.Partial && i.Method == "btree" && len(i.Columns) > 0 && i.Columns[0] == at {
+		if t.Timed() && i.Valid && !i.Partial && i.Method == "btree" && len(i.Columns) > 0 && i.Columns[0] == at {
 			t.TimeIndex = i.Name
 			break
 		}

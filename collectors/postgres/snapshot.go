@@ -78,6 +78,9 @@ const (
 	// ReasonNoIndex: no valid index leads with the time: the table is counted
 	// page by page, now and then.
 	ReasonNoIndex Reason = "no_index"
+	// ReasonNoTime: the markers carry no time: they are counted page by page,
+	// now and then, and nothing is known of their age.
+	ReasonNoTime Reason = "no_time"
 	// ReasonUnexplained: the server has seen rows come or go that the ledger
 	// has not: all is being counted again.
 	ReasonUnexplained Reason = "unexplained_changes"

@@ -273,4 +273,6 @@ func (l *ledger) doubtAll(r *reading, why Reason) {
 }
 
 // nullable says that rows may get their time after they are inserted.
-func (l *ledger) nullable() bool { return !l.table.Column(l.table.Has.ProcessedAt).NotNull }
+func (l *ledger) nullable() bool {
+	return l.table.Timed() && !l.table.Column(l.table.Has.ProcessedAt).NotNull
+}

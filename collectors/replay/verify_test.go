@@ -149,6 +149,36 @@ func TestVerifyTableWithoutOffsets(t *testing.T) {
 	}
 }
 
+// A table of (consumer, event_id) alone, whose consumer uses ON CONFLICT DO
+// NOTHING: verified like any other, though nothing is known of its age.
+func TestVerifyTableWithoutATime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "CREATE TABLE processed_events (consumer text NOT NULL, event_id text NOT NULL, PRIMARY KEY (consumer, event_id))")
+	w.store.Close()
+	var err error
+	if w.store, err = postgres.New(postgres.Config{Config: dbconn.To(w.dsn), Columns: postgres.Columns{Group: "consumer", ProcessedAt: "-"}}, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.store.Close)
+	w.topic("t", 1)
+	w.produce("t", 0, 100)
+	for range 2 { // the redelivery changes nothing
+		w.exec(`INSERT INTO processed_events SELECT 'g', '0-' || n FROM generate_series(0, 99) n ON CONFLICT DO NOTHING`)
+	}
+	w.exec("DELETE FROM processed_events WHERE event_id IN ('0-0', '0-1', '0-2')")
+	w.commit("g", "t", 0, 100)
+	a, err := w.verify("g", "earliest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := a.Totals; n != (replay.Counts{Again: 100, Protected: 97, Twice: 3}) || a.ExitCode() != 1 {
+		t.Errorf("%+v", n)
+	}
+	if a, err = w.verify("g", "offset:3"); err != nil || a.Totals.Twice != 0 || a.ExitCode() != 0 {
+		t.Errorf("above the hole: %v, %+v", err, a)
+	}
+}
+
 // The ids lie in the value: what the pointer finds is looked up, and a value
 // that is no JSON is a record without an id.
 func TestVerifyIdsInTheValue(t *testing.T) {

@@ -25,7 +25,7 @@ type Missing struct {
 
 // missing looks at one series of markers. ok is false where nothing can be said.
 func missing(m *postgres.Markers, marked *postgres.Series, group *kafka.Group, topics *kafka.Topics) (out Missing, ok bool) {
-	if group == nil || !group.Readable || marked.Oldest.IsZero() && len(marked.Handled) == 0 {
+	if group == nil || !group.Readable || marked.Oldest.IsZero() && marked.Rows == 0 && len(marked.Handled) == 0 {
 		return out, false
 	}
 	out = Missing{Group: group.Name, Topic: marked.Topic}

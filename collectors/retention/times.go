@@ -213,6 +213,9 @@ func (t *byTime) verdict(q *questions, s *subject, p *part) (*verdict, string) {
 	}
 	end := t.end()
 	if end.IsZero() {
+		if t.marked.Rows > 0 {
+			return v, "the markers carry no time"
+		}
 		return v, "there is no marker"
 	}
 	offset, exact, ok := q.got(topic, id, end, p.end.Value)
